@@ -1,0 +1,30 @@
+"""Offline activation-memory planning for GRPO actor updates in PyTorch.
+
+Importing this package loads neither torch nor a solver; each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hilore_planner.errors import HiloreError as HiloreError
+    from hilore_planner.plan import PlacementPlan as PlacementPlan
+
+_HOME = {
+    "HiloreError": "hilore_planner.errors",
+    "PlacementPlan": "hilore_planner.plan",
+}
+
+__all__ = ["HiloreError", "PlacementPlan"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

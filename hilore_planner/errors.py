@@ -1,0 +1,38 @@
+"""What goes wrong, said so that a person can act on it."""
+
+from __future__ import annotations
+
+
+class HiloreError(Exception):
+    """Base of every error this package raises on purpose.
+
+    The message names the thing, its value, what is accepted, and what to do.
+    """
+
+
+class OptionError(HiloreError):
+    """An option that is unknown, unreadable or out of range."""
+
+
+class PlanFileError(HiloreError):
+    """A plan file that cannot be read, is damaged, or belongs to another graph."""
+
+
+class InfeasibleError(HiloreError):
+    """No placement fits the cap.
+
+    Attributes:
+        smallest_feasible_cap_bytes: the smallest cap a placement exists for.
+        holding: the units that hold that cap up, largest first.
+    """
+
+    def __init__(
+        self, message: str, *, smallest_feasible_cap_bytes: int, holding: tuple[str, ...]
+    ) -> None:
+        super().__init__(message)
+        self.smallest_feasible_cap_bytes = smallest_feasible_cap_bytes
+        self.holding = holding
+
+
+class RegionError(HiloreError):
+    """A region of the program that cannot be planned; the message says why."""
