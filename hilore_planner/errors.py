@@ -36,3 +36,15 @@ class InfeasibleError(HiloreError):
 
 class RegionError(HiloreError):
     """A region of the program that cannot be planned; the message says why."""
+
+
+class PlacementError(HiloreError):
+    """A placement that does not fit its problem.
+
+    Attributes:
+        unit: the unit at fault.
+    """
+
+    def __init__(self, unit: str, reason: str) -> None:
+        super().__init__(f"placement of unit {unit!r}: {reason}")
+        self.unit = unit

@@ -1,0 +1,143 @@
+"""Who holds the memory at a plan's peak, and what would lower it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from hilore_planner.errors import PlacementError
+from hilore_planner.solvers.problem import Unit
+from hilore_planner.solvers.verify import Replay, Span, replay
+
+if TYPE_CHECKING:
+    from hilore_planner.plan import PlacementPlan
+
+State = Literal["fixed", "stored", "compressed", "rebuilt"]
+
+_LEVERS_TRIED = 8
+"""Kinds of units tried, the largest at the peak; each takes a replay of the whole plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Units of one role in one state, together, at the peak."""
+
+    state: State
+    role: str
+    count: int
+    alive_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """Another action for all units of one role, and what the plan's figures become."""
+
+    role: str
+    count: int
+    before: str
+    after: str
+    peak_change_bytes: int
+    time_change_ns: int
+    risk: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The peak position, who holds it (largest first) and what lowers it (most first)."""
+
+    position: int
+    peak_bytes: int
+    owners: tuple[Owner, ...]
+    levers: tuple[Lever, ...]
+
+
+def explain(plan: PlacementPlan) -> Explanation:
+    """Attributes the peak of a plan's program and tries single changes to it.
+
+    A change that would exceed the plan's budget for the gradient's error is not offered.
+    """
+    found = replay(plan.problem, plan.solution.placement)
+    return Explanation(
+        position=found.peak_position,
+        peak_bytes=found.peak_bytes,
+        owners=_owners(plan, found),
+        levers=_levers(plan, found),
+    )
+
+
+def _alive(found: Replay) -> Iterator[Span]:
+    for span in found.spans:
+        if span.first <= found.peak_position <= span.last:
+            yield span
+
+
+def _owners(plan: PlacementPlan, found: Replay) -> tuple[Owner, ...]:
+    held: dict[tuple[State, str], list[int]] = {}
+    for span in _alive(found):
+        key = (_state(plan, span), plan.sources[span.unit].role)
+        held.setdefault(key, []).append(span.size_bytes)
+    owners = [Owner(state, role, len(sizes), sum(sizes)) for (state, role), sizes in held.items()]
+    if plan.problem.positions:
+        fixed_bytes = plan.problem.positions[found.peak_position].fixed_bytes
+        owners.append(Owner("fixed", "", 0, fixed_bytes))
+    return tuple(sorted(owners, key=lambda owner: -owner.alive_bytes))
+
+
+def _state(plan: PlacementPlan, span: Span) -> State:
+    """A compressed unit has two spans: a copy from forward, and its decoded value in backward."""
+    action = plan.solution.placement[span.unit]
+    if action == "store":
+        return "stored"
+    if action != "recompute" and span.first < plan.problem.first_backward:
+        return "compressed"
+    return "rebuilt"
+
+
+def _levers(plan: PlacementPlan, found: Replay) -> tuple[Lever, ...]:
+    units = {unit.name: unit for unit in plan.problem.units}
+    groups: dict[tuple[str, str], dict[str, int]] = {}
+    for span in _alive(found):
+        action = plan.solution.placement[span.unit]
+        if action != "recompute":
+            group = groups.setdefault((plan.sources[span.unit].role, action), {})
+            group[span.unit] = group.get(span.unit, 0) + span.size_bytes
+    largest = sorted(groups.items(), key=lambda item: -sum(item[1].values()))[:_LEVERS_TRIED]
+    levers = []
+    for (role, before), group in largest:
+        members = [units[name] for name in group]
+        for after in _smaller_actions(members, before):
+            lever = _try(plan, found, role, members, before, after)
+            if lever is not None and lever.peak_change_bytes < 0:
+                levers.append(lever)
+    return tuple(sorted(levers, key=lambda lever: (lever.peak_change_bytes, lever.time_change_ns)))
+
+
+def _smaller_actions(members: list[Unit], before: str) -> list[str]:
+    """Actions open to all members, other than the one they have."""
+    shared = set.intersection(*({form.codec for form in unit.codecs} for unit in members))
+    actions = [f"compress:{codec}" for codec in sorted(shared)]
+    if all(unit.can_recompute for unit in members):
+        actions.append("recompute")
+    return [action for action in actions if action != before]
+
+
+def _try(
+    plan: PlacementPlan, found: Replay, role: str, members: list[Unit], before: str, after: str
+) -> Lever | None:
+    placement = plan.solution.placement | {unit.name: after for unit in members}
+    try:
+        changed = replay(plan.problem, placement)
+    except PlacementError:
+        return None  # Recomputing it would read a unit that this plan does not have at hand.
+    if changed.risk > max(found.risk, plan.problem.gradient_error**2):
+        return None
+    return Lever(
+        role=role,
+        count=len(members),
+        before=before,
+        after=after,
+        peak_change_bytes=changed.peak_bytes - found.peak_bytes,
+        time_change_ns=changed.time_ns - found.time_ns,
+        risk=changed.risk,
+    )
