@@ -1,0 +1,218 @@
+"""The one place that touches torch's private API; tested on torch 2.11 and 2.13.
+
+Everything under ``torch._functorch``, ``torch._inductor`` and ``torch._dynamo`` that this package needs is reached
+through a name defined here, so that a new torch release means work in one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.partitioners as _partitioners
+from torch._functorch.compile_utils import fx_graph_cse as _fx_graph_cse
+from torch._functorch.compile_utils import raise_getitems as _raise_getitems
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._inductor.fx_utils import get_node_storage
+from torch._inductor.output_code import CompiledFxGraph
+from torch.fx.experimental.proxy_tensor import is_sym_node
+
+__all__ = [
+    "CustomPartitionerFn",
+    "compile_fx",
+    "cse",
+    "default_partition",
+    "extract_forward_backward",
+    "forward_region_end",
+    "get_hash_for_files",
+    "hint",
+    "is_sym_node",
+    "must_save",
+    "storage_key",
+    "tag_forced_saves",
+]
+
+
+def cse(gm: torch.fx.GraphModule) -> None:
+    """Remove dead code and merge equal subexpressions, in place."""
+    gm.graph.eliminate_dead_code()
+    gm.graph = _fx_graph_cse(gm.graph)
+    gm.recompile()
+
+
+def tag_forced_saves(gm: torch.fx.GraphModule) -> None:
+    """Tag what torch itself insists on saving: collectives, effectful ops, sources of backward mutation."""
+    _partitioners.force_save_collectives(gm)
+    _partitioners.force_save_effectful_ops(gm)
+    _partitioners.force_save_bw_mutation_src(gm)
+
+
+def must_save(node: torch.fx.Node) -> bool:
+    """Whether torch (or the user's selective checkpoint policy) says MUST_SAVE."""
+    return node.meta.get("recompute") is torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE
+
+
+def forward_region_end(nodes: Sequence[torch.fx.Node]) -> int:
+    """Index of the last node that belongs to the forward (the rule of torch's default partitioner)."""
+    return max(
+        index
+        for index, node in enumerate(nodes)
+        if _partitioners._has_tag_is_forward(node) or _partitioners._is_primal(node)
+    )
+
+
+def is_tangent(node: torch.fx.Node) -> bool:
+    """Whether a placeholder is a tangent of the joint graph."""
+    return bool(_partitioners._is_tangent(node))
+
+
+def backward_is_empty(
+    gm: torch.fx.GraphModule, static_input_indices: Sequence[int], num_forward_outputs: int
+) -> bool:
+    """Whether nothing at all has to be computed in backward."""
+    info = _partitioners.classify_nodes(gm, list(static_input_indices), num_forward_outputs)
+    return not info.required_bw_nodes
+
+
+def default_partition(
+    gm: torch.fx.GraphModule, joint_inputs: Sequence[Any], **keywords: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Torch's min-cut partitioner, for regions that are not planned."""
+    result: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = (
+        _partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **keywords)
+    )
+    return result
+
+
+def extract_forward_backward(
+    gm: torch.fx.GraphModule,
+    saved: Iterable[torch.fx.Node],
+    *,
+    num_forward_outputs: int,
+    static_input_indices: Sequence[int],
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Cut a joint graph at ``saved`` and put every backward node right before its first reader."""
+    info = _partitioners.classify_nodes(gm, list(static_input_indices), num_forward_outputs)
+    values = list(dict.fromkeys(saved))
+    forward, backward = _partitioners._extract_fwd_bwd_modules(
+        gm,
+        [node for node in values if not is_sym_node(node)],
+        [node for node in values if is_sym_node(node)],
+        num_fwd_outputs=num_forward_outputs,
+        static_lifetime_input_nodes=info.static_lifetime_input_nodes,
+    )
+    backward = _partitioners.reordering_to_mimic_autograd_engine(backward)
+    forward, backward = _raise_getitems(forward), _raise_getitems(backward)
+    forward = _partitioners.thread_graphsafe_rng_from_hops(forward, is_backward=False)
+    backward = _partitioners.thread_graphsafe_rng_from_hops(backward, is_backward=True)
+    return forward, backward
+
+
+def storage_key(node: torch.fx.Node) -> int | None:
+    """Identity of the storage behind a node's (fake) value; None where it is not one tensor."""
+    key: int | None = get_node_storage(node)
+    return key
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """The concrete size a symbolic one was traced with."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    value = node.hint if node.hint is not None else node.shape_env.size_hint(node.expr)
+    return int(value)
+
+
+def is_getitem(node: torch.fx.Node) -> bool:
+    """Whether a node picks one output of a multi-output op."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+Target = Callable[..., Any]
+
+
+def mutated_input_indices() -> tuple[int, ...]:
+    """Indices of graph inputs whose data the traced program overwrites; empty outside a trace."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    if metadata is None:
+        return ()
+    return tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
+
+
+CompiledGraphObserver = Callable[[Callable[..., Any], Sequence[Any], bool], None]
+"""Gets a compiled graph's wrapper function, its (fake) example inputs, and if it is a backward."""
+
+_compiled_graph_observers: list[CompiledGraphObserver] = []
+_observers_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def observe_compiled_graphs(observer: CompiledGraphObserver) -> Iterator[None]:
+    """Call ``observer`` for every graph Inductor compiles, or loads from a cache, meanwhile.
+
+    ``CompiledFxGraph.post_compile`` is what both ways share (2.11 and 2.13); when it begins, the
+    callable is still the bare ``call`` of the generated module. Observers of several contexts, also of
+    several threads, all see every graph: a CUDA backward is compiled on autograd's thread.
+    """
+    with _observers_lock:
+        _compiled_graph_observers.append(observer)
+        if len(_compiled_graph_observers) == 1:
+            CompiledFxGraph.post_compile = _observed_post_compile
+    try:
+        yield
+    finally:
+        with _observers_lock:
+            _compiled_graph_observers.remove(observer)
+            if not _compiled_graph_observers:
+                CompiledFxGraph.post_compile = _post_compile
+
+
+_post_compile = CompiledFxGraph.post_compile
+
+
+def _observed_post_compile(
+    self: CompiledFxGraph, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any
+) -> None:
+    if self.current_callable is not None:
+        for observer in tuple(_compiled_graph_observers):
+            observer(self.current_callable, example_inputs, bool(graph_kwargs["is_backward"]))
+    _post_compile(self, example_inputs, constants, graph_kwargs)
+
+
+def trace(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
+    """Trace a function of (fake) tensors to ATen ops that Inductor lowers directly."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    table = select_decomp_table()
+    with torch.no_grad():
+        traced: torch.fx.GraphModule = make_fx(function, decomposition_table=table)(*values)
+    return traced
+
+
+def cache_folder() -> str:
+    """Inductor's cache folder; plans of cached graphs are kept beside them."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return str(cache_dir())
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """Inductor settings behind ``torch.compile(mode=...)``."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
+def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Any:
+    """Compile a Dynamo graph with Inductor, its backward too, so that errors surface here."""
+    import torch._functorch.config as functorch_config
+
+    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+        return compile_fx(gm, inputs, config_patches=patches)

@@ -1,0 +1,181 @@
+"""Run a generated wrapper for accounting only.
+
+The wrapper's own code is run, with other globals: allocations return fake tensors that a ledger
+follows, generated kernels do nothing, library calls that write into given buffers do nothing, and
+whatever returns new tensors runs on fake ones, so that sizes, reuse, aliasing and every `del` come
+out as at run time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hilore_planner.errors import RegionError
+from hilore_planner.peak.allocator import Allocator, CachingAllocator, ExactAllocator
+from hilore_planner.peak.namespace import rebind_call
+from hilore_planner.peak.timeline import Ledger, TensorSpec, Timeline
+from hilore_planner.peak.wrapper import InputSpec, Wrapper
+
+Value = torch.Tensor | int | float | None
+
+
+class Workspaces(Protocol):
+    """Knows what operations take while they run, beyond inputs and outputs."""
+
+    def transient_bytes(
+        self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> int:
+        """Bytes for one call; tensors among the arguments are fake."""
+
+
+def allocator_for(device: torch.device) -> Allocator:
+    """The model of the allocator that serves a device."""
+    return CachingAllocator() if device.type == "cuda" else ExactAllocator()
+
+
+def dry_run(
+    wrapper: Wrapper,
+    inputs: Sequence[InputSpec],
+    *,
+    device: torch.device | str,
+    allocator: Allocator | None = None,
+    workspaces: Workspaces | None = None,
+) -> Timeline:
+    """Predict the allocations of one call.
+
+    Args:
+        wrapper: the generated wrapper.
+        inputs: as many as the wrapper takes; sizes as plain ints.
+        device: the device whose memory is counted.
+        allocator: its allocator's model; None: a fresh one of the device's kind.
+        workspaces: what operations take while they run; None: nothing is counted for that.
+
+    Raises:
+        RegionError: the wrapper cannot be run dry (a size depends on data, an unknown construct,
+            inputs that do not fit); the message names the line.
+    """
+    device = torch.device(device)
+    ledger = Ledger(device, allocator or allocator_for(device))
+    with FakeTensorMode() as mode, torch.no_grad():
+        runner = DryRunner(mode, ledger, workspaces)
+        values = materialise(inputs, wrapper.input_names, ledger)
+        kept = [value for value, spec in zip(values, inputs, strict=True) if _is_kept(spec)]
+        start = len(ledger)
+        outputs = runner.run(wrapper, values)
+        timeline = summarise(ledger, start, outputs)
+        kept.clear()
+    return timeline
+
+
+def summarise(ledger: Ledger, start: int, outputs: Sequence[Value]) -> Timeline:
+    """The timeline of what the ledger recorded from its `start`-th entry on."""
+    totals = ledger.totals()
+    peak = ledger.peak_position(start)
+    line = ledger.line_at(peak) if peak > start else 0
+    return Timeline(
+        moments=ledger.moments(start),
+        start_bytes=totals[start],
+        peak_bytes=totals[peak],
+        peak_line=line,
+        peak_label=ledger.text(line),
+        owners=ledger.owners(peak),
+        end_bytes=totals[-1],
+        reserved_bytes=ledger.allocator.reserved_bytes,
+        outputs=tuple(
+            TensorSpec.of(value) if isinstance(value, torch.Tensor) else value for value in outputs
+        ),
+    )
+
+
+def _is_kept(spec: InputSpec) -> bool:
+    return isinstance(spec, TensorSpec) and spec.is_kept
+
+
+def materialise(inputs: Sequence[InputSpec], names: Sequence[str], ledger: Ledger) -> list[Value]:
+    """Fake tensors for the specs, counted by the ledger; to be called in a fake mode."""
+    if len(inputs) != len(names):
+        raise RegionError(f"the wrapper takes {len(names)} inputs, but {len(inputs)} were given")
+    bases: dict[str, torch.Tensor] = {}
+    values: list[Value] = []
+    for spec, name in zip(inputs, names, strict=True):
+        if not isinstance(spec, TensorSpec):
+            values.append(spec)
+            continue
+        group = spec.alias_group or name
+        if group not in bases:
+            nbytes = spec.reach_bytes if spec.storage_bytes is None else spec.storage_bytes
+            numel = -(-nbytes // spec.dtype.itemsize)
+            bases[group] = torch.empty_strided((numel,), (1,), dtype=spec.dtype, device=spec.device)
+            ledger.track(bases[group], name)
+        base = bases[group]
+        flat = base if base.dtype == spec.dtype else base.view(spec.dtype)
+        values.append(torch.as_strided(flat, spec.shape, spec.stride, spec.storage_offset))
+    return values
+
+
+@dataclass(slots=True)
+class DryRunner:
+    """Runs wrappers on fake tensors against one ledger; to be used inside `mode`."""
+
+    mode: FakeTensorMode
+    ledger: Ledger
+    workspaces: Workspaces | None = None
+
+    def run(self, wrapper: Wrapper, values: list[Value]) -> tuple[Value, ...]:
+        """One call; `values` is emptied, as a boxed call does."""
+        self.ledger.source = wrapper.path
+        call = rebind_call(wrapper.call, wrapper.function, self.mode, self.ledger, self.spend)
+        with _Recorder(self), _located_errors(self.ledger, wrapper):
+            return tuple(call(values))
+
+    def spend(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Count what one operation takes while it runs."""
+        if self.workspaces is not None:
+            transient_bytes = self.workspaces.transient_bytes(op, args, kwargs)
+            self.ledger.spend(transient_bytes, f"workspace of {op}")
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells the ledger about every storage an operation makes."""
+
+    def __init__(self, runner: DryRunner) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.runner = runner
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor):
+                self.runner.ledger.track(leaf)
+        self.runner.spend(func, args, kwargs or {})
+        return outputs
+
+
+@contextlib.contextmanager
+def _located_errors(ledger: Ledger, wrapper: Wrapper) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        line, trace = 0, error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == wrapper.path:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        raise RegionError(
+            f"cannot run {wrapper.path} dry; line {line}: {ledger.text(line)!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error

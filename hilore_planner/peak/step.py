@@ -1,0 +1,184 @@
+"""The peak of a whole update: forward, backward, and what is held between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hilore_planner.errors import RegionError
+from hilore_planner.peak.allocator import Allocator
+from hilore_planner.peak.dry_run import (
+    DryRunner,
+    Value,
+    Workspaces,
+    allocator_for,
+    materialise,
+    summarise,
+)
+from hilore_planner.peak.timeline import Ledger, Owner, TensorSpec, Timeline
+from hilore_planner.peak.wrapper import InputSpec, Wrapper
+
+Phase = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeak:
+    """A predicted update.
+
+    Attributes:
+        peak_bytes: most bytes the allocator counts, inputs and `outside_bytes` included.
+        phase: where that is.
+        base_bytes: counted before the forward: inputs (parameters too) and `outside_bytes`.
+        saved_bytes: counted between forward and backward beyond `base_bytes`: saved activations and
+            the outputs the user holds.
+        gradient_bytes: counted after the backward beyond `base_bytes`: gradients and those outputs.
+        reserved_bytes: what the allocator then holds from the device, `outside_bytes` included.
+        forward, backward: the two timelines (without `outside_bytes`).
+    """
+
+    peak_bytes: int
+    phase: Phase
+    base_bytes: int
+    saved_bytes: int
+    gradient_bytes: int
+    reserved_bytes: int
+    forward: Timeline
+    backward: Timeline
+
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        """Who is alive at the peak, largest first."""
+        return self.forward.owners if self.phase == "forward" else self.backward.owners
+
+
+def step_peak(
+    forward: Wrapper,
+    backward: Wrapper,
+    inputs: Sequence[InputSpec],
+    *,
+    device: torch.device | str,
+    outside_bytes: int = 0,
+    tangents: Sequence[TensorSpec] | None = None,
+    updates: int = 1,
+    allocator: Allocator | None = None,
+    workspaces: Workspaces | None = None,
+) -> StepPeak:
+    """Predict the update of one compiled region.
+
+    The forward's outputs themselves, with all their aliasing, become the backward's inputs, so
+    donated buffers, saved inputs and saved outputs come out as at run time. The user holds the
+    other outputs until the backward is done. Gradients stay alive after it: the first accumulation
+    takes them over. Where a `.grad` is there already, adding in place takes nothing more: count it
+    in `outside_bytes`.
+
+    Args:
+        forward: the forward's wrapper.
+        backward: the backward's wrapper.
+        inputs: the forward's, usually all kept by the caller.
+        device: the device whose memory is counted.
+        outside_bytes: counted on the device all the while beyond the inputs (optimizer state, old
+            gradients, library workspaces that persist, another model).
+        tangents: the gradients that come in for the forward's outputs; None: like the
+            floating-point outputs, if as many as the backward takes, else as it was compiled for.
+        updates: how many to run one after another, gradients dropped in between. A caching
+            allocator counts differently once its cache is warm; the highest of the updates is
+            returned.
+        allocator: model of the device's allocator; None: a fresh one of the device's kind.
+        workspaces: what operations take while they run; None: nothing is counted for that.
+
+    Raises:
+        RegionError: a wrapper cannot be run dry, or the two do not belong together.
+    """
+    device = torch.device(device)
+    ledger = Ledger(device, allocator or allocator_for(device))
+    with FakeTensorMode() as mode, torch.no_grad():
+        runner = DryRunner(mode, ledger, workspaces)
+        values = materialise(inputs, forward.input_names, ledger)
+        step = _Step(runner, forward, backward, tuple(inputs), values, tangents)
+        timelines = [step.run() for _ in range(updates)]
+        values.clear()
+    before, after = max(timelines, key=lambda pair: max(line.peak_bytes for line in pair))
+    return StepPeak(
+        peak_bytes=outside_bytes + max(before.peak_bytes, after.peak_bytes),
+        phase="forward" if before.peak_bytes > after.peak_bytes else "backward",
+        base_bytes=outside_bytes + before.start_bytes,
+        saved_bytes=before.end_bytes - before.start_bytes,
+        gradient_bytes=after.end_bytes - before.start_bytes,
+        reserved_bytes=outside_bytes + after.reserved_bytes,
+        forward=before,
+        backward=after,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    runner: DryRunner
+    forward: Wrapper
+    backward: Wrapper
+    specs: tuple[InputSpec, ...]
+    values: list[Value]
+    tangents: Sequence[TensorSpec] | None
+
+    def run(self) -> tuple[Timeline, Timeline]:
+        """One update; only the kept inputs are alive afterwards."""
+        ledger = self.runner.ledger
+        start = len(ledger)
+        outputs = list(self.runner.run(self.forward, list(self.values)))
+        forward_line = summarise(ledger, start, outputs)
+        n_saved = sum(not _is_tangent(name) for name in self.backward.input_names)
+        n_held = len(outputs) - n_saved
+        if n_held < 0:
+            raise RegionError(
+                f"the backward {self.backward.path} takes {n_saved} saved values, but the forward "
+                f"{self.forward.path} has {len(outputs)} outputs: they do not belong together"
+            )
+        held, saved = outputs[:n_held], outputs[n_held:]
+        del outputs
+        middle = len(ledger)
+        incoming = self._incoming(held, ledger)
+        # Autograd's own frame holds the incoming gradients until the backward returns.
+        arguments = sorted(saved, key=lambda value: isinstance(value, torch.Tensor)) + incoming
+        del saved
+        gradients = list(self.runner.run(self.backward, arguments))
+        incoming.clear()
+        self._accumulate(gradients)
+        return forward_line, summarise(ledger, middle, gradients)
+
+    def _incoming(self, held: Sequence[Value], ledger: Ledger) -> list[Value]:
+        names = [name for name in self.backward.input_names if _is_tangent(name)]
+        specs = self.tangents
+        if specs is None:
+            specs = [
+                TensorSpec.of(value)
+                for value in held
+                if isinstance(value, torch.Tensor) and value.is_floating_point()
+            ]
+            compiled_for = self.backward.example_inputs
+            if len(specs) != len(names) and len(compiled_for) == len(self.backward.input_names):
+                specs = [s for s in compiled_for[-len(names) :] if isinstance(s, TensorSpec)]
+        if len(specs) != len(names):
+            raise RegionError(
+                f"the backward {self.backward.path} takes {len(names)} incoming gradients, but "
+                f"{len(specs)} are known: give `tangents`"
+            )
+        return materialise([replace(s, alias_group=None) for s in specs], names, ledger)
+
+    def _accumulate(self, gradients: list[Value]) -> None:
+        """Copy, one by one, gradients whose layout is not their parameter's, as autograd does."""
+        for index, (gradient, spec) in enumerate(zip(gradients, self.specs, strict=False)):
+            if not isinstance(gradient, torch.Tensor) or not isinstance(spec, TensorSpec):
+                continue
+            if gradient.shape == spec.shape and gradient.stride() != spec.stride:
+                copy = torch.empty_strided(
+                    spec.shape, spec.stride, dtype=gradient.dtype, device=gradient.device
+                )
+                self.runner.ledger.track(copy, f"copy of gradient {index}")
+                gradients[index] = copy
+
+
+def _is_tangent(name: str) -> bool:
+    return name.startswith("tangents_")
