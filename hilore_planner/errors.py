@@ -22,12 +22,12 @@ class InfeasibleError(HiloreError):
     """No placement fits the cap.
 
     Attributes:
-        smallest_feasible_cap_bytes: the smallest cap a placement exists for.
+        smallest_feasible_cap_bytes: the smallest cap a placement exists for; None if none does.
         holding: the units that hold that cap up, largest first.
     """
 
     def __init__(
-        self, message: str, *, smallest_feasible_cap_bytes: int, holding: tuple[str, ...]
+        self, message: str, *, smallest_feasible_cap_bytes: int | None, holding: tuple[str, ...]
     ) -> None:
         super().__init__(message)
         self.smallest_feasible_cap_bytes = smallest_feasible_cap_bytes

@@ -1,0 +1,23 @@
+"""Placement: the problem, its integer program, and the replay that checks a solution."""
+
+from hilore_planner.solvers.milp import Engine, solve
+from hilore_planner.solvers.problem import (
+    CompressedForm,
+    PlacementProblem,
+    Position,
+    Solution,
+    Unit,
+)
+from hilore_planner.solvers.verify import Replay, replay
+
+__all__ = [
+    "CompressedForm",
+    "Engine",
+    "PlacementProblem",
+    "Position",
+    "Replay",
+    "Solution",
+    "Unit",
+    "replay",
+    "solve",
+]

@@ -1,0 +1,114 @@
+"""Assembling the integer program, and reading a placement from its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hilore_planner.solvers import constraints
+from hilore_planner.solvers.linear import Column, LinearModel
+from hilore_planner.solvers.objective import minimise_time
+from hilore_planner.solvers.problem import Bytes, Nanoseconds
+from hilore_planner.solvers.refinement import Refinement
+from hilore_planner.solvers.structure import Structure
+from hilore_planner.solvers.variables import RECOMPUTE, Variables, add_variables
+
+_MODERATE_BITS = 17
+"""Totals are scaled to this many bits: the solver's absolute tolerances are 10⁻¹¹ of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program with its columns.
+
+    Attributes:
+        model: rows and columns.
+        variables: the columns by meaning.
+        cap: the right-hand side of its peak rows.
+        unit_ns: what 1 of the objective is, where that is time.
+    """
+
+    model: LinearModel
+    variables: Variables
+    cap: constraints.Cap
+    unit_ns: float
+
+
+def time_program(structure: Structure, refinement: Refinement, cap_bytes: Bytes) -> Program:
+    """Least time under ``cap_bytes``."""
+    return _program(structure, refinement, cap_bytes)
+
+
+def peak_program(structure: Structure, refinement: Refinement) -> Program:
+    """Least peak, whatever the time; the objective is in units of ``cap.unit_bytes``."""
+    return _program(structure, refinement, None)
+
+
+def _program(structure: Structure, refinement: Refinement, cap_bytes: Bytes | None) -> Program:
+    model = LinearModel()
+    variables = add_variables(model, structure, refinement)
+    constraints.add_at_hand(model, variables)
+    constraints.add_parents(model, variables)
+    constraints.add_risk(model, variables)
+    constraints.add_inexactness(model, variables)
+    constraints.add_demand(model, variables)
+    constraints.add_tails(model, variables)
+    unit_bytes = _moderate(_everything_bytes(structure))
+    unit_ns = _moderate(_everything_ns(structure))
+    if cap_bytes is None:
+        upper = _everything_bytes(structure) / unit_bytes
+        column = model.column("cap[]", upper=upper, integer=False, cost=1.0)
+        cap = constraints.Cap(0, unit_bytes, column)
+    else:
+        cap = constraints.Cap(cap_bytes, unit_bytes)
+        minimise_time(model, variables, unit_ns)
+    constraints.add_peaks(model, variables, cap)
+    return Program(model, variables, cap, unit_ns)
+
+
+def _everything_bytes(structure: Structure) -> Bytes:
+    problem = structure.problem
+    fixed = max((position.fixed_bytes for position in problem.positions), default=0)
+    units = sum(
+        unit.kept_bytes + unit.rebuilt_bytes + sum(form.kept_bytes for form in unit.codecs)
+        for unit in problem.units
+    )
+    return fixed + units
+
+
+def _everything_ns(structure: Structure) -> Nanoseconds:
+    return sum(
+        unit.keep_ns
+        + unit.recompute_ns
+        + sum(form.encode_ns + form.decode_ns for form in unit.codecs)
+        for unit in structure.problem.units
+    )
+
+
+def _moderate(total: int) -> float:
+    """The power of two that brings ``total`` to ``_MODERATE`` or below."""
+    return 2.0 ** max(total.bit_length() - _MODERATE_BITS, 0)
+
+
+def read_placement(variables: Variables, values: Sequence[float]) -> dict[str, str]:
+    """The placement that the columns' values choose, without what nothing then needs."""
+    structure = variables.structure
+    placement: dict[str, str] = {}
+    needed = [bool(unit.read_at) for unit in structure.problem.units]
+    for u in reversed(range(len(needed))):
+        if not needed[u]:
+            continue
+        chosen = _chosen(variables.actions[u], values)
+        placement[structure.problem.units[u].name] = chosen
+        if chosen == RECOMPUTE:
+            for p in structure.parents[u]:
+                needed[p] = True
+    return {
+        unit.name: placement[unit.name]
+        for unit in structure.problem.units
+        if unit.name in placement
+    }
+
+
+def _chosen(actions: dict[str, Column], values: Sequence[float]) -> str:
+    return max(actions, key=lambda action: values[actions[action]])

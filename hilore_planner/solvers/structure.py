@@ -1,0 +1,93 @@
+"""What is known of a problem before any decision: indices, readers and ranges of demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hilore_planner.solvers.problem import CompressedForm, PlacementProblem, PositionIndex
+
+NEVER = -1
+"""Stands for a position that does not exist, below every real one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A problem by index; tuples are over its units, parents first.
+
+    ``demand[u]`` and ``last[u]`` are those of ``problem``: they depend on the placement, and the
+    ranges here hold for every placement that has the unit at hand.
+    """
+
+    problem: PlacementProblem
+    parents: tuple[tuple[int, ...], ...]
+    rebuilders: tuple[tuple[int, ...], ...]
+    """Units that would read it if they were recomputed: those that can be, and can be needed."""
+    earliest: tuple[PositionIndex, ...]
+    """Least demand any placement gives it; NEVER where nothing can need it."""
+    latest: tuple[PositionIndex, ...]
+    """Greatest demand any placement gives it."""
+    surely_last: tuple[PositionIndex, ...]
+    """Every placement needs it at least until here."""
+    possibly_last: tuple[PositionIndex, ...]
+    """No placement needs it after this."""
+    forms: tuple[tuple[CompressedForm, ...], ...]
+    """The compressed forms whose risk alone is within the budget."""
+    risk_budget: float
+    tainted: tuple[bool, ...]
+    """Whether the unit can be inexact at all."""
+
+    def needed(self, unit: int) -> bool:
+        """Whether some placement needs the unit."""
+        return self.latest[unit] != NEVER
+
+
+def analyse(problem: PlacementProblem) -> Structure:
+    """Derive the structure of ``problem``; linear in units and edges."""
+    units = problem.units
+    index = {unit.name: i for i, unit in enumerate(units)}
+    parents = tuple(
+        tuple(dict.fromkeys(index[parent] for parent in unit.parents)) for unit in units
+    )
+    budget = problem.gradient_error**2
+    forms = tuple(tuple(form for form in unit.codecs if form.risk <= budget) for unit in units)
+    count = len(units)
+    rebuilders: list[list[int]] = [[] for _ in units]
+    earliest, latest = [NEVER] * count, [NEVER] * count
+    surely_last, possibly_last = [NEVER] * count, [NEVER] * count
+    for u in reversed(range(count)):
+        reads = units[u].read_at
+        soonest = [earliest[v] for v in rebuilders[u]] + list(reads[:1])
+        if not soonest:
+            continue
+        furthest = [latest[v] for v in rebuilders[u]]
+        earliest[u] = min(soonest)
+        latest[u] = reads[0] if reads else max(furthest)
+        surely_last[u] = reads[-1] if reads else earliest[u]
+        possibly_last[u] = max([*furthest, *reads[-1:]])
+        if units[u].can_recompute:
+            for p in parents[u]:
+                rebuilders[p].append(u)
+    return Structure(
+        problem=problem,
+        parents=parents,
+        rebuilders=tuple(map(tuple, rebuilders)),
+        earliest=tuple(earliest),
+        latest=tuple(latest),
+        surely_last=tuple(surely_last),
+        possibly_last=tuple(possibly_last),
+        forms=forms,
+        risk_budget=budget,
+        tainted=_tainted(problem, parents, forms),
+    )
+
+
+def _tainted(
+    problem: PlacementProblem,
+    parents: tuple[tuple[int, ...], ...],
+    forms: tuple[tuple[CompressedForm, ...], ...],
+) -> tuple[bool, ...]:
+    tainted: list[bool] = []
+    for u, unit in enumerate(problem.units):
+        lossy = any(form.risk > 0 for form in forms[u])
+        tainted.append(lossy or (unit.can_recompute and any(tainted[p] for p in parents[u])))
+    return tuple(tainted)

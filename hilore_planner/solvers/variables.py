@@ -1,0 +1,105 @@
+"""The columns of the integer program.
+
+    store[u], compress[u,f], recompute[u]   the unit's action                            binary
+    inexact[u]                              recomputed from something inexact            [0, 1]
+    by[u,a,k]                               a is its action, rebuilds or decodes it,
+                                            and it is demanded at k or before            binary
+    tail[u,a,k]                             a holds it at k, past its sure last need     [0, 1]
+
+The last two exist where the refinement has a break or a tail. Between breaks demand is only
+bounded: ``by_at_least`` and ``by_at_most`` give the column that bounds it from below and above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hilore_planner.solvers.linear import Column, LinearModel
+from hilore_planner.solvers.problem import PositionIndex
+from hilore_planner.solvers.refinement import Refinement
+from hilore_planner.solvers.structure import Structure
+
+STORE, RECOMPUTE = "store", "recompute"
+
+
+def compress_action(codec: str) -> str:
+    """The action's name in a placement."""
+    return f"compress:{codec}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Columns by what they decide."""
+
+    structure: Structure
+    refinement: Refinement
+    actions: tuple[dict[str, Column], ...]
+    """By unit: the column of each action open to it."""
+    inexact: dict[int, Column]
+    by: dict[tuple[int, str, PositionIndex], Column]
+    """By (unit, action, break)."""
+    tail: dict[tuple[int, str, PositionIndex], Column]
+
+    def by_at_least(self, unit: int, action: str, position: PositionIndex) -> Column | None:
+        """At most the truth of "under ``action`` and demanded by ``position``"; None: zero."""
+        if position >= self.structure.latest[unit]:
+            return self.actions[unit].get(action)
+        found = self.refinement.break_before(unit, position)
+        return None if found is None else self.by.get((unit, action, found))
+
+    def by_at_most(self, unit: int, action: str, position: PositionIndex) -> Column | None:
+        """At least the truth of "under ``action`` and demanded by ``position``"; None: zero."""
+        if position < self.structure.earliest[unit]:
+            return None
+        found = self.refinement.break_after(unit, position)
+        if found is None or position >= self.structure.latest[unit]:
+            return self.actions[unit].get(action)
+        return self.by.get((unit, action, found))
+
+
+def add_variables(model: LinearModel, structure: Structure, refinement: Refinement) -> Variables:
+    """Add every column to ``model``; costs are the objective's."""
+    actions = tuple(_actions(model, structure, u) for u in range(len(structure.parents)))
+    inexact = {
+        u: model.column(f"inexact[{structure.problem.units[u].name}]", integer=False)
+        for u, tainted in enumerate(structure.tainted)
+        if tainted
+        and structure.needed(u)
+        and RECOMPUTE in actions[u]
+        and any(structure.tainted[p] for p in structure.parents[u])
+    }
+    by: dict[tuple[int, str, PositionIndex], Column] = {}
+    for u, positions in refinement.breaks.items():
+        name = structure.problem.units[u].name
+        for action in actions[u]:
+            if rebuilds(structure, u, action):
+                for k in positions:
+                    by[u, action, k] = model.column(f"by[{name},{action},{k}]")
+    tail: dict[tuple[int, str, PositionIndex], Column] = {}
+    for u, positions in refinement.tails.items():
+        name = structure.problem.units[u].name
+        for action in actions[u]:
+            for k in positions:
+                tail[u, action, k] = model.column(f"tail[{name},{action},{k}]", integer=False)
+    return Variables(structure, refinement, actions, inexact, by, tail)
+
+
+def rebuilds(structure: Structure, unit: int, action: str) -> bool:
+    """Whether the action makes the unit's bytes in backward, so that memory depends on when."""
+    if action == RECOMPUTE:
+        return True
+    return action != STORE and structure.problem.units[unit].rebuilt_bytes > 0
+
+
+def _actions(model: LinearModel, structure: Structure, u: int) -> dict[str, Column]:
+    unit = structure.problem.units[u]
+    if not structure.needed(u):
+        return {}
+    actions: dict[str, Column] = {}
+    if unit.can_store:
+        actions[STORE] = model.column(f"store[{unit.name}]")
+    if unit.can_recompute:
+        actions[RECOMPUTE] = model.column(f"recompute[{unit.name}]")
+    for form in structure.forms[u]:
+        actions[compress_action(form.codec)] = model.column(f"compress[{unit.name},{form.codec}]")
+    return actions

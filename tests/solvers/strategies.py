@@ -1,0 +1,75 @@
+"""Small random problems: interior units, early and late demand, codecs, forced units."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from hilore_planner.solvers import CompressedForm, PlacementProblem, Position, Unit
+
+_SIZE = st.integers(0, 12)
+_TIME = st.integers(0, 9)
+
+
+@st.composite
+def forms(draw: st.DrawFn, kept_bytes: int) -> tuple[CompressedForm, ...]:
+    codecs = draw(st.lists(st.sampled_from(["bits", "int8", "int4"]), unique=True, max_size=2))
+    return tuple(
+        CompressedForm(
+            codec=codec,
+            kept_bytes=draw(st.integers(0, kept_bytes)),
+            encode_ns=draw(_TIME),
+            decode_ns=draw(_TIME),
+            # Quarters, so that sums are exact and never within rounding of a budget.
+            risk=0.0 if codec == "bits" else draw(st.integers(1, 4)) / 4,
+        )
+        for codec in codecs
+    )
+
+
+@st.composite
+def units(draw: st.DrawFn, index: int, forward: int, backward: int, most_forms: bool) -> Unit:
+    made_at = draw(st.integers(0, max(forward - 1, 0)))
+    reads = draw(st.lists(st.integers(forward, forward + backward - 1), unique=True, max_size=2))
+    parents = draw(
+        st.lists(st.integers(max(index - 4, 0), index - 1), unique=True, max_size=3)
+        if index
+        else st.just([])
+    )
+    kept_bytes = draw(_SIZE)
+    free_to = draw(st.sampled_from(["both", "both", "both", "store", "recompute"]))
+    return Unit(
+        name=f"u{index}",
+        kept_bytes=kept_bytes,
+        rebuilt_bytes=draw(st.sampled_from([0, kept_bytes, kept_bytes, draw(_SIZE)])),
+        recompute_ns=draw(_TIME),
+        keep_ns=draw(st.sampled_from([0, 0, 1, 3])),
+        parents=tuple(f"u{parent}" for parent in sorted(parents)),
+        made_at=made_at,
+        released_at=draw(st.integers(made_at, max(forward - 1, made_at))),
+        read_at=tuple(sorted(reads)),
+        can_store=free_to != "recompute",
+        can_recompute=free_to != "store",
+        codecs=draw(forms(kept_bytes)) if most_forms else (),
+        inexact_risk=draw(st.integers(0, 2)) / 4,
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, most_units: int = 7) -> PlacementProblem:
+    """Problems of up to ``most_units`` units; the cap is drawn around where it binds."""
+    with_forms = draw(st.booleans())
+    count = draw(st.integers(1, min(most_units, 5) if with_forms else most_units))
+    forward, backward = draw(st.integers(0, 3)), draw(st.integers(1, 6))
+    drawn = tuple(draw(units(i, forward, backward, with_forms)) for i in range(count))
+    total = sum(unit.kept_bytes for unit in drawn)
+    return PlacementProblem(
+        units=drawn,
+        positions=tuple(
+            Position(label=f"p{k}", fixed_bytes=draw(st.integers(0, 6)))
+            for k in range(forward + backward)
+        ),
+        first_backward=forward,
+        memory_cap_bytes=draw(st.integers(0, total + 6)),
+        # Budgets between the quarters that risks add up to.
+        gradient_error=draw(st.sampled_from([0.0, 0.6, 0.8, 1.1])) if with_forms else 0.0,
+    )
