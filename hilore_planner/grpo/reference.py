@@ -1,4 +1,4 @@
-"""The token-level clipped loss in TRL's ``grpo`` and ``dapo`` forms, traceable by ``torch.compile``.
+"""The token-level clipped loss in TRL's ``grpo`` and ``dapo`` forms, traceable by Dynamo.
 
 Shapes: ``B`` sequences of ``T`` response tokens.
 """
@@ -28,10 +28,10 @@ def token_loss(
 ) -> Tensor:
     """The scalar to call ``backward`` on.
 
-    Shapes: ``log_probs``, ``old_log_probs`` and ``mask`` are (B, T); ``advantages`` is (B,) or (B, T).
-    ``normalizer`` is what the summed loss is divided by: for ``grpo`` the number of sequences of the
-    optimizer step (each weighted by one over its own length), for ``dapo`` its number of live tokens;
-    ``None`` counts them in this batch.
+    Shapes: ``log_probs``, ``old_log_probs`` and ``mask`` are (B, T); ``advantages`` is (B,) or
+    (B, T). ``normalizer`` is what the summed loss is divided by: for ``grpo`` the number of
+    sequences of the optimizer step (each weighted by one over its own length), for ``dapo`` its
+    number of live tokens; ``None`` counts them in this batch.
 
     Raises: OptionError for another ``loss_type``.
     Source: trl 1.16 ``GRPOTrainer._compute_loss``.
