@@ -1,10 +1,49 @@
-"""The ``hilore`` command."""
+"""The ``hilore`` command: read, compare and re-solve plans, without torch and without a GPU."""
 
 from __future__ import annotations
 
-import typer
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from hilore_planner.errors import HiloreError
+from hilore_planner.explain import explain as explain_plan
+from hilore_planner.plan import PlacementPlan
+from hilore_planner.render import records
+from hilore_planner.render.diff import diff as render_diff
+from hilore_planner.render.explain import explain as render_explanation
+from hilore_planner.render.header import header as render_figures
+from hilore_planner.render.show import show as render_plan
+from hilore_planner.render.sweep import sweep as render_sweep
+from hilore_planner.sizes import parse_range
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_PIPE_WIDTH = 10_000
+"""Columns where the output is no terminal: nothing is left out or cut."""
+
+PlanFile = Annotated[Path, typer.Argument(help="A plan file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+GradientError = Annotated[
+    float | None,
+    typer.Option(help="Relative error allowed in the gradient; the plan's own if not given."),
+]
+SolverSeconds = Annotated[
+    float, typer.Option(min=0.001, help="Time limit of the solver, for each cap.")
+]
 
 
 @app.callback()
@@ -12,6 +51,93 @@ def root() -> None:
     """Read, compare and re-solve activation-memory plans."""
 
 
+@app.command()
+def show(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Print a plan: its figures, units and totals."""
+    loaded = PlacementPlan.load(plan)
+    _emit(as_json, lambda: records.plan_record(loaded), lambda width: render_plan(loaded, width))
+
+
+@app.command()
+def solve(
+    plan: PlanFile,
+    memory_cap: Annotated[
+        str | None, typer.Option(help="Such as 20GiB; the plan's own if not given.")
+    ] = None,
+    gradient_error: GradientError = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Write the plan here.")
+    ] = None,
+    solver_seconds: SolverSeconds = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Solve a plan's problem for another memory cap or gradient error."""
+    solved = PlacementPlan.load(plan).solve(
+        memory_cap=memory_cap, gradient_error=gradient_error, solver_seconds=solver_seconds
+    )
+    if output is not None:
+        solved.save(output)
+    render = render_plan if output is None else render_figures
+    _emit(as_json, lambda: records.plan_record(solved), lambda width: render(solved, width))
+
+
+@app.command()
+def sweep(
+    plan: PlanFile,
+    caps: Annotated[
+        str, typer.Option(metavar="FIRST:LAST:STEP", help="Such as 16GiB:40GiB:2GiB, or A,B,C.")
+    ],
+    gradient_error: GradientError = None,
+    solver_seconds: SolverSeconds = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Solve a plan's problem for a range of memory caps."""
+    sizes = parse_range(caps, name="--caps")
+    plans = PlacementPlan.load(plan).sweep(
+        sizes, gradient_error=gradient_error, solver_seconds=solver_seconds
+    )
+    _emit(as_json, lambda: records.sweep_record(plans), lambda width: render_sweep(plans, width))
+
+
+@app.command()
+def diff(
+    before: Annotated[Path, typer.Argument(help="A plan file.")],
+    after: Annotated[Path, typer.Argument(help="A plan file to compare with it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print what changes from plan A to plan B."""
+    found = PlacementPlan.load(before).diff(PlacementPlan.load(after))
+    _emit(as_json, lambda: records.diff_record(found), lambda width: render_diff(found, width))
+
+
+@app.command()
+def explain(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Print who holds the memory at the peak, and what lowers it."""
+    loaded = PlacementPlan.load(plan)
+    found = explain_plan(loaded)
+    _emit(
+        as_json,
+        lambda: records.explanation_record(loaded, found),
+        lambda width: render_explanation(loaded, found, width),
+    )
+
+
+def _emit(
+    as_json: bool, record: Callable[[], records.Record], view: Callable[[int], list[Text]]
+) -> None:
+    if as_json:
+        print(json.dumps(record(), indent=2))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(width=width, highlight=False, soft_wrap=True)
+    for line in view(width):
+        console.print(line)
+
+
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Runs the command line: 0 if done, 1 with one line on stderr if not, 2 if misused."""
+    try:
+        app()
+    except HiloreError as error:
+        print(f"hilore: {error}", file=sys.stderr)
+        sys.exit(1)

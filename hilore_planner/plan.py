@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from hilore_planner import plan_check, plan_diff, plan_file
+from hilore_planner.errors import InfeasibleError
+from hilore_planner.options import Options
 from hilore_planner.plan_diff import PlanDiff
+from hilore_planner.sizes import format_bytes, parse_bytes
+from hilore_planner.solvers import solve
 from hilore_planner.solvers.problem import PlacementProblem, Solution
 
 SCHEMA_VERSION = 1
@@ -89,6 +94,62 @@ class PlacementPlan:
         plan_check.check(self, origin=f"plan for {path}")
         plan_file.write(Path(path), self)
 
+    def solve(
+        self,
+        *,
+        memory_cap: int | str | None = None,
+        gradient_error: float | None = None,
+        solver_seconds: float = 10.0,
+    ) -> Self:
+        """The plan of the same program for another cap or another gradient error.
+
+        Args:
+            memory_cap: bytes, or text such as ``"20GiB"``; None keeps this plan's.
+            gradient_error: relative error allowed in the gradient; None keeps this plan's.
+            solver_seconds: time limit.
+
+        Raises:
+            OptionError: an unreadable cap or error.
+            InfeasibleError: nothing fits the cap; it has the smallest cap that something fits.
+        """
+        plan = self._at(memory_cap, gradient_error)._solved(self.solution, solver_seconds)
+        if plan.solution.status == "infeasible":
+            raise InfeasibleError(
+                _infeasible_message(plan),
+                smallest_feasible_cap_bytes=plan.solution.smallest_feasible_cap_bytes,
+                holding=plan.solution.holding,
+            )
+        return plan
+
+    def sweep(
+        self,
+        caps: Sequence[int | str],
+        *,
+        gradient_error: float | None = None,
+        solver_seconds: float = 10.0,
+    ) -> tuple[Self, ...]:
+        """One plan per cap, in the order given; where nothing fits, its status is infeasible.
+
+        More memory never costs time: a cap's plan is at least as fast as that of any smaller cap.
+
+        Args:
+            caps: bytes, or text such as ``"20GiB"``.
+            gradient_error: relative error allowed in the gradient; None keeps this plan's.
+            solver_seconds: time limit for each cap.
+
+        Raises:
+            OptionError: an unreadable cap or error.
+        """
+        sizes = [parse_bytes(cap, name="memory_cap") for cap in caps]
+        plans: dict[int, Self] = {}
+        start = self.solution
+        for cap_bytes in sorted(set(sizes)):
+            plan = self._at(cap_bytes, gradient_error)
+            plans[cap_bytes] = plan = plan._solved(start, solver_seconds)
+            # A smaller cap's placement fits here too: the solver starts from it and betters it.
+            start = plan.solution
+        return tuple(plans[cap_bytes] for cap_bytes in sizes)
+
     def diff(self, other: PlacementPlan) -> PlanDiff:
         """What changes from this plan to ``other``, unit by unit."""
         return plan_diff.diff(self, other)
@@ -110,3 +171,43 @@ class PlacementPlan:
         """The sharpest prediction there is: of the whole plan, else the root of summed risks."""
         known = self.predicted.gradient_error
         return math.sqrt(self.solution.risk) if known is None else known
+
+    def _at(self, memory_cap: int | str | None, gradient_error: float | None) -> Self:
+        """This plan's problem under another cap or error, with no solution of its own yet."""
+        problem, options = self.problem, dict(self.provenance.options)
+        if memory_cap is not None:
+            cap_bytes = parse_bytes(memory_cap, name="memory_cap")
+            problem = replace(problem, memory_cap_bytes=cap_bytes)
+            options["memory_cap"] = str(memory_cap)
+        if gradient_error is not None:
+            error = Options.parse({"gradient_error": gradient_error}).gradient_error
+            problem = replace(problem, gradient_error=error)
+            options["gradient_error"] = f"{error:g}"
+        return replace(self, problem=problem, provenance=replace(self.provenance, options=options))
+
+    def _solved(self, start: Solution, solver_seconds: float) -> Self:
+        """This plan with its problem solved anew, from ``start``; old figures go."""
+        solution = solve(
+            self.problem,
+            time_limit_seconds=solver_seconds,
+            warm_start=start.placement or None,
+        )
+        time_ns = self.predicted.time_ns
+        if time_ns is not None:
+            time_ns += solution.objective_ns - self.solution.objective_ns
+        known = "infeasible" not in (solution.status, self.solution.status)
+        predicted = Figures(time_ns=time_ns if known else None)
+        return replace(self, solution=solution, predicted=predicted, measured=Figures())
+
+
+def _infeasible_message(plan: PlacementPlan) -> str:
+    solution = plan.solution
+    cap = format_bytes(plan.problem.memory_cap_bytes)
+    least_bytes = solution.smallest_feasible_cap_bytes
+    if least_bytes is None:
+        return f"no placement of {plan.region!r} exists under any memory_cap"
+    held = f", held up most by {', '.join(solution.holding[:3])}" if solution.holding else ""
+    return (
+        f"no placement of {plan.region!r} fits memory_cap {cap}: the smallest that fits is "
+        f"{least_bytes} bytes ({format_bytes(least_bytes)}){held}"
+    )

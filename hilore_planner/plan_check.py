@@ -65,17 +65,7 @@ def _unit_complaints(unit: Unit, problem: PlacementProblem, before: set[str]) ->
     for parent in unit.parents:
         if parent not in before:
             yield f"parent {parent!r} is not listed before it"
-    count, first_backward = len(problem.positions), problem.first_backward
-    if not 0 <= unit.made_at <= unit.released_at < first_backward:
-        yield (
-            f"made_at is {unit.made_at} and released_at {unit.released_at}; "
-            f"accepted: forward positions 0 to {first_backward - 1}, in this order"
-        )
-    if list(unit.read_at) != sorted(set(unit.read_at)):
-        yield f"read_at is {list(unit.read_at)}; accepted: ascending, none twice"
-    for position in unit.read_at:
-        if not first_backward <= position < count:
-            yield f"read_at holds {position}; accepted: {first_backward} to {count - 1}"
+    yield from _position_complaints(unit, problem)
     yield from _negative(unit, "kept_bytes", "rebuilt_bytes", "recompute_ns", "keep_ns")
     yield from _negative(unit, "inexact_risk")
     codecs = [form.codec for form in unit.codecs]
@@ -84,6 +74,22 @@ def _unit_complaints(unit: Unit, problem: PlacementProblem, before: set[str]) ->
     for form in unit.codecs:
         for complaint in _negative(form, "kept_bytes", "encode_ns", "decode_ns", "risk"):
             yield f"codec {form.codec!r}: {complaint}"
+
+
+def _position_complaints(unit: Unit, problem: PlacementProblem) -> Iterator[str]:
+    count, first_backward = len(problem.positions), problem.first_backward
+    if not 0 <= unit.made_at < first_backward:
+        yield f"made_at is {unit.made_at}; accepted: 0 to {first_backward - 1}"
+    if not unit.made_at - 1 <= unit.released_at < first_backward:
+        yield (
+            f"released_at is {unit.released_at}; accepted: {unit.made_at - 1} (made_at - 1) "
+            f"to {first_backward - 1}"
+        )
+    if list(unit.read_at) != sorted(set(unit.read_at)):
+        yield f"read_at is {list(unit.read_at)}; accepted: ascending, none twice"
+    for position in unit.read_at:
+        if not first_backward <= position < count:
+            yield f"read_at holds {position}; accepted: {first_backward} to {count - 1}"
 
 
 def _negative(record: object, *fields: str) -> Iterator[str]:
@@ -120,4 +126,10 @@ def _solution_complaints(problem: PlacementProblem, solution: Solution) -> Itera
         yield (
             f"the placement needs {found.peak_bytes} bytes{most} at position "
             f"{found.peak_position}; the cap is {problem.memory_cap_bytes}"
+        )
+    # Sums of the same risks in another order differ in the last digits.
+    if found.risk > problem.gradient_error**2 * (1 + 1e-9):
+        yield (
+            f"the placement's risk is {found.risk}, above the square of gradient_error "
+            f"{problem.gradient_error}"
         )

@@ -37,8 +37,10 @@ def _refusal(plan: PlacementPlan, tmp_path: Path) -> str:
         ({"name": "layers.0.norm"}, "unit 'layers.0.norm' is listed twice"),
         ({"parents": ("layers.9.norm",)}, "parent 'layers.9.norm' is not listed before it"),
         ({"parents": ("layers.0.mlp.act",)}, "parent 'layers.0.mlp.act' is not listed before it"),
-        ({"made_at": 21, "released_at": 21}, "made_at is 21 and released_at 21; accepted: forward"),
-        ({"made_at": 4}, "made_at is 4 and released_at 3; accepted: forward positions 0 to 20"),
+        ({"made_at": 21, "released_at": 21}, "made_at is 21; accepted: 0 to 20"),
+        ({"made_at": -1}, "made_at is -1; accepted: 0 to 20"),
+        ({"made_at": 5}, "released_at is 3; accepted: 4 (made_at - 1) to 20"),
+        ({"released_at": 21}, "released_at is 21; accepted: 2 (made_at - 1) to 20"),
         ({"read_at": (38, 30)}, "read_at is [38, 30]; accepted: ascending"),
         ({"read_at": (42,)}, "read_at holds 42; accepted: 21 to 41"),
         ({"read_at": (20,)}, "read_at holds 20; accepted: 21 to 41"),
@@ -127,6 +129,12 @@ def test_a_placement_above_the_cap_names_its_largest_owner(tmp_path: Path) -> No
     refusal = _refusal(toy_plan(memory_cap_bytes=128 * MIB), tmp_path)
     assert "(most of them for unit " in refusal
     assert f"the cap is {128 * MIB}" in refusal
+
+
+def test_a_placement_above_the_error_is_refused(tmp_path: Path) -> None:
+    plan = toy_plan()
+    exact = replace(plan, problem=replace(plan.problem, gradient_error=0.0))
+    assert "above the square of gradient_error 0.0" in _refusal(exact, tmp_path)
 
 
 def test_an_action_edited_by_hand_is_refused_on_load(tmp_path: Path) -> None:

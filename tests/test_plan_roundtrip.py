@@ -53,7 +53,7 @@ def units(draw: st.DrawFn, name: str, before: list[str], first_backward: int) ->
         keep_ns=draw(COUNT),
         parents=tuple(draw(st.lists(st.sampled_from(before), unique=True))) if before else (),
         made_at=made_at,
-        released_at=draw(st.integers(made_at, first_backward - 1)),
+        released_at=draw(st.integers(made_at - 1, first_backward - 1)),
         read_at=tuple(sorted(draw(st.sets(backward, min_size=1, max_size=3)))),
         can_recompute=draw(st.booleans()),
         codecs=tuple(
@@ -75,7 +75,8 @@ def plans(draw: st.DrawFn) -> PlacementPlan:
         draw(units(name, names[:index], first_backward)) for index, name in enumerate(names)
     )
     positions = tuple(Position(draw(TEXT), draw(COUNT)) for _ in range(2 * first_backward))
-    problem = PlacementProblem(drawn, positions, first_backward, 2**60, draw(RISK))
+    # More than any drawn placement takes: at most eight risks of at most 1e6 each.
+    problem = PlacementProblem(drawn, positions, first_backward, 2**60, gradient_error=3000.0)
     placement = {
         unit.name: draw(
             st.sampled_from(

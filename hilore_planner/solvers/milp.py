@@ -24,7 +24,7 @@ from hilore_planner.solvers.search import (
     least_time,
     start_refinement,
 )
-from hilore_planner.solvers.structure import analyse
+from hilore_planner.solvers.structure import Structure, analyse
 
 Engine = Literal["milp", "lp-repair"]
 
@@ -47,7 +47,7 @@ def solve(
         problem: the problem.
         time_limit_seconds: after this the best placement so far is returned, as ``"feasible"``.
         relative_gap: a placement proven within this of the fastest is ``"optimal"``.
-        warm_start: a placement to start from; it may be over the cap.
+        warm_start: a placement to start from; it may be over the cap or the risk budget.
         engine: ``"milp"`` or ``"lp-repair"``.
 
     Returns:
@@ -64,7 +64,7 @@ def solve(
     structure = analyse(problem)
     refinement = start_refinement(structure)
     start = None if warm_start is None else candidate(structure, warm_start)
-    if start is not None and start.replay.peak_bytes > problem.memory_cap_bytes:
+    if start is not None and not _fits(start, structure):
         start = None
     found = least_time(structure, refinement, problem.memory_cap_bytes, limits, start)
     best = found.candidate
@@ -77,6 +77,12 @@ def solve(
                 raise SolverLimitError(_nothing_found(problem, floor, time_limit_seconds))
             return _infeasible(floor, engine, time.monotonic() - started)
     return _solution(best, found.bound, limits, engine, time.monotonic() - started)
+
+
+def _fits(start: Candidate, structure: Structure) -> bool:
+    """Whether a placement is within the cap and the risk budget."""
+    within_cap = start.replay.peak_bytes <= structure.problem.memory_cap_bytes
+    return within_cap and start.replay.risk <= structure.risk_budget
 
 
 def _nothing_found(problem: PlacementProblem, floor: Found, seconds: float) -> str:

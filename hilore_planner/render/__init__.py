@@ -1,0 +1,1 @@
+"""Plans as text for people and as records for programs."""

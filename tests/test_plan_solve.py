@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from hilore_planner.errors import InfeasibleError, OptionError
+from hilore_planner.plan import Figures, PlacementPlan
+from hilore_planner.solvers import replay
+from tests.plan_cases import MIB, toy_plan
+
+
+def _holds(plan: PlacementPlan) -> None:
+    found = replay(plan.problem, plan.solution.placement)
+    assert found.peak_bytes == plan.solution.peak_bytes <= plan.problem.memory_cap_bytes
+    assert found.risk <= plan.problem.gradient_error**2
+
+
+def test_solves_for_another_cap() -> None:
+    plan = toy_plan(layers=8).solve(memory_cap="500MiB")
+    assert plan.problem.memory_cap_bytes == 500 * MIB
+    assert plan.solution.status == "optimal"
+    assert plan.measured == Figures()
+    _holds(plan)
+
+
+def test_a_tighter_error_is_kept_from_a_plan_that_exceeds_it() -> None:
+    loose = toy_plan(layers=8).solve(memory_cap="700MiB", gradient_error=0.02)
+    assert loose.predicted_gradient_error > 0.001
+    _holds(loose.solve(gradient_error=0.001))
+
+
+def test_what_is_not_given_stays() -> None:
+    plan = toy_plan(layers=8).solve(memory_cap=700 * MIB)
+    again = plan.solve()
+    assert again.problem == plan.problem
+    assert again.solution.objective_ns <= plan.solution.objective_ns
+
+
+def test_a_cap_too_small_carries_the_smallest() -> None:
+    plan = toy_plan(layers=8)
+    with pytest.raises(InfeasibleError, match="no placement of 'update' fits") as error:
+        plan.solve(memory_cap="10MiB")
+    smallest = error.value.smallest_feasible_cap_bytes
+    assert smallest is not None
+    _holds(plan.solve(memory_cap=smallest))
+    with pytest.raises(InfeasibleError):
+        plan.solve(memory_cap=smallest - 1)
+
+
+def test_sweep_keeps_the_order_of_its_caps_and_never_slows_with_memory() -> None:
+    caps = [900 * MIB, 10 * MIB, 500 * MIB, 900 * MIB, 700 * MIB]
+    plans = toy_plan(layers=8).sweep(caps)
+    assert [plan.problem.memory_cap_bytes for plan in plans] == caps
+    assert plans[1].solution.status == "infeasible"
+    for plan in (plans[0], *plans[2:]):
+        _holds(plan)
+    times = [plans[index].solution.objective_ns for index in (2, 4, 0)]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize(("memory_cap", "gradient_error"), [("half", None), (None, -1.0)])
+def test_unreadable_wishes_are_refused(
+    memory_cap: str | None, gradient_error: float | None
+) -> None:
+    with pytest.raises(OptionError, match="accepted"):
+        toy_plan().solve(memory_cap=memory_cap, gradient_error=gradient_error)

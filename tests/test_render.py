@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hilore_planner.explain import explain
+from hilore_planner.plan import Figures
+from hilore_planner.render import words
+from hilore_planner.render.explain import explain as render_explanation
+from hilore_planner.render.fold import fold, layer_ranges
+from hilore_planner.render.header import header
+from hilore_planner.render.show import show
+from hilore_planner.render.table import Column, Line, table
+from hilore_planner.solvers import replay
+from tests.golden import Golden
+from tests.plan_cases import MIB, toy_plan
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([9, 0, 1, 5, 7, 8], "0-1, 5, 7-9")],
+)
+def test_layer_ranges(layers: list[int], text: str) -> None:
+    assert layer_ranges(layers) == text
+
+
+def test_rows_of_the_same_layers_share_a_heading() -> None:
+    rows = [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("c", 1), ("d", None), ("a", 0)]
+    sections = fold(rows)
+    assert [section.heading for section in sections] == [
+        "layers 0-1 (x2)",
+        "layer 1",
+        "outside layers",
+    ]
+    assert [entry.row for entry in sections[0].rows] == ["a", "b"]
+    assert [entry.count for entry in sections[0].rows] == [3, 2]
+
+
+def test_columns_give_way_in_order_and_cells_are_cut_last() -> None:
+    columns = (Column("one"), Column("two", right=True, give_way=1), Column("three", give_way=2))
+    lines = [Line(("a", "22", "ccccc")), Line(("section",)), Line(("aaa", "2", "c"))]
+    assert [text.plain for text in table(columns, lines, 40)] == [
+        "  one  two  three",
+        "  a     22  ccccc",
+        "section",
+        "  aaa    2  c",
+    ]
+    assert table(columns, lines, 16)[0].plain == "  one  two"
+    assert table(columns, lines, 9)[0].plain == "  one"
+    assert table(columns, lines, 4)[0].plain == "  o…"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width: int, golden: Golden) -> None:
+    plan = toy_plan(layers=12, actions={"layers.9.norm": "store"})
+    lines = [line.plain for line in show(plan, width)]
+    assert all(len(line) <= max(width, 70) for line in lines)
+    golden.check(f"show-{width}.txt", "\n".join(lines) + "\n")
+
+
+def test_measured_figures_stand_next_to_the_predicted() -> None:
+    plan = replace(
+        toy_plan(),
+        predicted=Figures(peak_bytes=500 * MIB, time_ns=40_000_000, gradient_error=0.01),
+        measured=Figures(peak_bytes=505 * MIB, time_ns=41_000_000, gradient_error=0.011),
+    )
+    text = "\n".join(line.plain for line in header(plan, 100))
+    assert "predicted peak  500.0 MiB  48.8% of the cap" in text
+    assert "measured peak   505.0 MiB  +1.0% of the predicted" in text
+    assert "measured time   41.0 ms" in text
+    assert "0.01       predicted, relative; at most 0.02 allowed" in text
+    assert "0.011      measured" in text
+    assert text == plan.summary()
+
+
+def test_units_not_at_hand_are_counted_but_not_listed() -> None:
+    plan = toy_plan()
+    placement = dict(plan.solution.placement)
+    # With every gate_proj stored nothing rebuilds from norm, q_proj or sdpa; backward reads them.
+    unread = [replace(unit, read_at=()) for unit in plan.problem.units if unit.kind == "norm"]
+    units = {unit.name: unit for unit in unread}
+    problem = replace(
+        plan.problem, units=tuple(units.get(unit.name, unit) for unit in plan.problem.units)
+    )
+    for unit in unread:
+        del placement[unit.name]
+    found = replay(problem, placement)
+    solution = replace(
+        plan.solution, placement=placement, peak_bytes=found.peak_bytes, saved_bytes=0
+    )
+    lines = [line.plain for line in show(replace(plan, problem=problem, solution=solution), 100)]
+    assert not any(line.split()[-2:-1] == ["norm"] for line in lines)
+    assert any(line.split()[:3] == ["not", "needed", "4"] for line in lines)
+
+
+def test_the_owners_of_the_peak_add_up_to_it() -> None:
+    plan = toy_plan()
+    explanation = explain(plan)
+    assert explanation.peak_bytes == plan.solution.peak_bytes
+    assert sum(owner.alive_bytes for owner in explanation.owners) == explanation.peak_bytes
+    states = {owner.state for owner in explanation.owners}
+    assert states == {"fixed", "stored", "compressed", "rebuilt"}
+
+
+def test_what_lowers_the_peak_does_so() -> None:
+    plan = toy_plan()
+    levers = explain(plan).levers
+    assert levers
+    units = {source.role: [] for source in plan.sources.values()}  # type: dict[str, list[str]]
+    for name, source in plan.sources.items():
+        units[source.role].append(name)
+    for lever in levers:
+        changed = [
+            name for name in units[lever.role] if plan.solution.placement[name] == lever.before
+        ]
+        placement = plan.solution.placement | dict.fromkeys(changed, lever.after)
+        found = replay(plan.problem, placement)
+        assert found.peak_bytes - plan.solution.peak_bytes == lever.peak_change_bytes < 0
+        assert found.time_ns - plan.solution.objective_ns == lever.time_change_ns
+        assert found.risk <= plan.problem.gradient_error**2
+
+
+def test_where_nothing_lowers_the_peak_the_fixed_part_is_named() -> None:
+    plan = toy_plan(layers=1, actions={"layers.0.attn.q_proj": "recompute"})
+    everything = {unit.name: replace(unit, can_recompute=False) for unit in plan.problem.units}
+    stored = dict.fromkeys(everything, "store")
+    problem = replace(
+        plan.problem,
+        units=tuple(replace(unit, codecs=()) for unit in everything.values()),
+    )
+    fixed = replace(plan, problem=problem, solution=replace(plan.solution, placement=stored))
+    lines = [line.plain for line in render_explanation(fixed, explain(fixed), 100)]
+    assert lines[-1] == "  nothing that is kept; 120.0 MiB are fixed whatever is decided"
+
+
+def test_values_are_written_as_torch_writes_them() -> None:
+    assert words.value("torch.bfloat16", (4, 2560, 1536)) == "bf16[4, 2560, 1536]"
+    assert words.value("float32", ()) == "f32[]"
+    assert words.value("torch.complex64", (2,)) == "complex64[2]"
+    assert words.count(1, "unit") == "1 unit"
+    assert words.share(1, 0) == "0.0%"
