@@ -1,0 +1,66 @@
+"""What holds for the source as a whole."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "hilore_planner"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", ["passes", "solvers"])
+def test_the_root_links_lead_into_the_package(name: str) -> None:
+    link = ROOT / name
+    assert link.is_symlink()
+    assert os.readlink(link) == f"hilore_planner/{name}"
+    assert link.resolve() == PACKAGE / name
+
+
+def test_types_are_shipped() -> None:
+    assert (PACKAGE / "py.typed").exists()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_and_functions_stay_short(source: Path) -> None:
+    text = source.read_text(encoding="utf-8")
+    assert text.count("\n") <= 400
+    too_long = [
+        f"{node.name} ({node.end_lineno - node.lineno + 1} lines)"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= 60
+    ]
+    assert not too_long
+
+
+def _imports(source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_private_torch_is_reached_through_one_module() -> None:
+    private = ("torch._functorch", "torch._inductor", "torch._dynamo")
+    users = {
+        str(source.relative_to(PACKAGE))
+        for source in SOURCES
+        for name in _imports(source)
+        if name.startswith(private)
+    }
+    assert users <= {"passes/compat.py"}
+
+
+def test_the_solvers_load_no_torch() -> None:
+    script = "import hilore_planner.solvers, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
