@@ -1,0 +1,127 @@
+"""What the head analysis finds: a frozen description that the rewrite obeys.
+
+Legend: N rows (tokens, flattened), V vocabulary, D hidden size; *wide* is a value of N·V elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+import torch
+from torch.fx import Node
+
+Size = int | torch.SymInt
+
+Form = Literal["early", "rebuild"]
+"""``early``: logits once, the head's backward inside the forward. ``rebuild``: logits once more in backward."""
+
+ExitKind = Literal["rows", "sum"]
+"""How chunks make the whole: ``rows`` are concatenated, ``sum`` are added up."""
+
+
+class ChunkRows(Enum):
+    """Stands in a recipe's arguments where the number of rows of the chunk belongs."""
+
+    SIZE = "rows of this chunk"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which dimensions of a value enumerate the rows: ``count`` dimensions from ``axis`` on.
+
+    In a chunk they are one dimension, at ``axis``.
+    """
+
+    axis: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A value as one chunk reads it.
+
+    Without ``rows`` every chunk reads the whole value. With ``spread``, the value is first broadcast
+    to this shape. ``merged`` are row dimensions of size one to make one of.
+    """
+
+    node: Node
+    rows: Rows | None = None
+    spread: tuple[Size, ...] = field(default=(), compare=False)
+    merged: Rows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One node's operation on a chunk: operands and :class:`ChunkRows` stand in its arguments.
+
+    ``target`` None means that the chunk of the only operand is the result already.
+    """
+
+    target: Any
+    args: Any
+    kwargs: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A node of the head and how to do it on a chunk."""
+
+    node: Node
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A value the rest of the graph reads, put together from all chunks."""
+
+    node: Node
+    kind: ExitKind
+    rows: Rows | None
+    needs_tangent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPass:
+    """One sweep over the chunks: the steps in program order, and what leaves."""
+
+    steps: tuple[Step, ...]
+    exits: tuple[Exit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSite:
+    """A head, and how to cut it into row chunks.
+
+    ``passes`` holds one sweep in the early form, and the forward's and the backward's sweep in the
+    rebuild form. ``why_rebuild`` says what forbids the early form. ``logging_only`` names values
+    computed from the logits that no gradient flows through.
+    """
+
+    form: Form
+    logits: Node
+    rows: Size
+    vocabulary: Size
+    hidden: Size
+    passes: tuple[ChunkPass, ...]
+    tangent: Node | None
+    why_rebuild: str
+    logging_only: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRefusal:
+    """Why no head is cut, for people; ``node`` is where in the graph, if anywhere."""
+
+    reason: str
+    node: Node | None = None
+
+
+class NotRowWiseError(Exception):
+    """Raised inside the analysis: ``node`` cannot be done on a chunk of rows; never leaves the package."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+        self.reason = reason
