@@ -21,6 +21,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_
 from torch._inductor.fx_utils import get_node_storage
 from torch._inductor.output_code import CompiledFxGraph
 from torch.fx.experimental.proxy_tensor import is_sym_node
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "CustomPartitionerFn",
@@ -192,7 +193,9 @@ def trace(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Graph
 
     table = select_decomp_table()
     with torch.no_grad():
-        traced: torch.fx.GraphModule = make_fx(function, decomposition_table=table)(*values)
+        traced: torch.fx.GraphModule = make_fx(
+            lambda inputs: function(*inputs), decomposition_table=table
+        )(list(values))
     return traced
 
 
@@ -216,3 +219,14 @@ def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], patches: dict
 
     with functorch_config.patch(force_non_lazy_backward_lowering=True):
         return compile_fx(gm, inputs, config_patches=patches)
+
+
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """Inside, fake and dispatch modes that are active around it do not apply."""
+    manager: contextlib.AbstractContextManager[Any] = _disable_current_modes()
+    return manager
+
+
+def clear_blas_workspaces() -> None:
+    """Free what cuBLAS handles hold of the CUDA caching allocator; they take it again when used."""
+    torch._C._cuda_clearCublasWorkspaces()

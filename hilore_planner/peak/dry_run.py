@@ -132,7 +132,7 @@ class DryRunner:
     def run(self, wrapper: Wrapper, values: list[Value]) -> tuple[Value, ...]:
         """One call; `values` is emptied, as a boxed call does."""
         self.ledger.source = wrapper.path
-        call = rebind_call(wrapper.call, wrapper.function, self.mode, self.ledger, self.spend)
+        call = rebind_call(wrapper, self.mode, self.ledger, self.spend)
         with _Recorder(self), _located_errors(self.ledger, wrapper):
             return tuple(call(values))
 

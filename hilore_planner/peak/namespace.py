@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hilore_planner.errors import RegionError
 from hilore_planner.peak.timeline import Ledger
+from hilore_planner.peak.wrapper import Wrapper
 
 Spend = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], None]
 
@@ -23,21 +24,17 @@ _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mtia")
 
 
 def rebind_call(
-    call: Callable[[list[Any]], Any],
-    function: FunctionType,
-    mode: FakeTensorMode,
-    ledger: Ledger,
-    spend: Spend,
+    wrapper: Wrapper, mode: FakeTensorMode, ledger: Ledger, spend: Spend
 ) -> Callable[[list[Any]], Any]:
     """A wrapper's entry, bound to accounting globals.
 
     Args:
-        call: the entry, a function or a bound method of the module's runner.
-        function: the plain function behind it.
+        wrapper: the generated wrapper.
         mode: the fake mode that constants are brought into.
         ledger: told which storages are constants.
         spend: called for every operation that writes into given buffers.
     """
+    function, entry_point = wrapper.entry_function(), wrapper.call
     original = function.__globals__
     namespace = {
         name: _substitute(name, value, mode, ledger, spend) for name, value in original.items()
@@ -53,9 +50,9 @@ def rebind_call(
 
     namespace.update({name: rebind(value) for name, value in namespace.items()})
     entry = rebind(function)
-    if not isinstance(call, MethodType):
+    if not isinstance(entry_point, MethodType):
         return entry  # type: ignore[no-any-return]
-    runner: Any = call.__self__
+    runner: Any = entry_point.__self__
     partitions = [rebind(part) for part in runner.partitions]
     return functools.partial(entry, SimpleNamespace(partitions=partitions))
 

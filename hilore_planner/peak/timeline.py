@@ -35,9 +35,18 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A storage alive at a peak: the name it was made under, and what it counts."""
+    """A storage alive at a peak.
+
+    Attributes:
+        name: the variable of the wrapper it was made for.
+        line: line number in the wrapper's file where it was made; 0 for an input.
+        requested_bytes: its own size.
+        counted_bytes: what the allocator counts for it.
+    """
 
     name: str
+    line: int
+    requested_bytes: int
     counted_bytes: int
 
 
@@ -118,9 +127,21 @@ class Timeline:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     key: int
-    name: str
     delta_bytes: int
     line: int
+    owner: Owner | None = None
+
+
+def line_text(path: str, line: int) -> str:
+    """A line of a file without indentation; empty where there is none."""
+    return linecache.getline(path, line).strip()
+
+
+def assigned_name(path: str, line: int) -> str:
+    """The variable that a line of a file assigns to, or else all of the line."""
+    text = line_text(path, line)
+    target = _ASSIGNMENT.match(text)
+    return target[1] if target else text
 
 
 @dataclass(slots=True)
@@ -189,8 +210,8 @@ class Ledger:
         """Who is alive after the first `position` entries, largest first."""
         alive: dict[int, Owner] = {}
         for entry in self._entries[:position]:
-            if entry.delta_bytes > 0:
-                alive[entry.key] = Owner(entry.name, entry.delta_bytes)
+            if entry.owner is not None:
+                alive[entry.key] = entry.owner
             else:
                 del alive[entry.key]
         return tuple(sorted(alive.values(), key=lambda owner: -owner.counted_bytes))
@@ -215,21 +236,20 @@ class Ledger:
 
     def text(self, line: int) -> str:
         """A line of the wrapper's file, without indentation; empty for none."""
-        return linecache.getline(self.source, line).strip() if self.source and line else ""
+        return line_text(self.source, line) if self.source else ""
 
     def _assigned_name(self) -> str:
-        text = self.text(self.current_line())
-        target = _ASSIGNMENT.match(text)
-        return target[1] if target else text
+        return assigned_name(self.source, self.current_line()) if self.source else ""
 
     def _allocate(self, key: int, nbytes: int, name: str) -> None:
         allocation = self.allocator.allocate(nbytes)
         self._live[key] = allocation
-        line = self.current_line()
-        self._entries.append(_Entry(key, name, allocation.counted_bytes, line))
+        line, counted_bytes = self.current_line(), allocation.counted_bytes
+        owner = Owner(name, line, nbytes, counted_bytes)
+        self._entries.append(_Entry(key, counted_bytes, line, owner))
 
     def _release(self, key: int) -> None:
         allocation = self._live.pop(key)
-        entry = _Entry(key, "", -allocation.counted_bytes, self.current_line())
+        entry = _Entry(key, -allocation.counted_bytes, self.current_line())
         self.allocator.free(allocation)
         self._entries.append(entry)

@@ -41,8 +41,7 @@ class Wrapper:
     is_backward: bool
     example_inputs: tuple[InputSpec, ...]
 
-    @property
-    def function(self) -> FunctionType:
+    def entry_function(self) -> FunctionType:
         """The plain function behind `call`."""
         entry: object = self.call
         function: object = entry.__func__ if isinstance(entry, MethodType) else entry
@@ -56,7 +55,7 @@ class Wrapper:
     @property
     def path(self) -> str:
         """The wrapper's file."""
-        return self.function.__code__.co_filename
+        return self.entry_function().__code__.co_filename
 
     @property
     def input_names(self) -> tuple[str, ...]:

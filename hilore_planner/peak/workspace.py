@@ -1,0 +1,162 @@
+"""What operations take while they run, beyond inputs and outputs: measured on the device.
+
+Each distinct call (operation, shapes, strides, dtypes, other arguments) is run once on made-up data while
+the device's allocator is watched; results are kept in memory and, if a path is given, in a file that
+belongs to one device and one torch version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from hilore_planner.errors import HiloreError
+from hilore_planner.passes.compat import clear_blas_workspaces, without_modes
+from hilore_planner.peak.measure import cpu_moments
+
+SCHEMA = 1
+
+
+class MeasuredWorkspaces:
+    """Answers from its table, and runs what is not in it.
+
+    Collectives are not run: a communication library's buffers are its own.
+    """
+
+    def __init__(self, device: torch.device | str, path: Path | None = None) -> None:
+        """Read `path` if it is there.
+
+        Raises:
+            HiloreError: the file is damaged, or belongs to another device or torch version.
+        """
+        self.device = torch.device(device)
+        self.path = path
+        self._table: dict[str, int] = {}
+        if path is not None and path.is_file():
+            self._table = _read_table(path, self._owner())
+
+    def transient_bytes(
+        self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> int:
+        """Bytes `op` takes at its peak beyond its inputs and outputs; tensors may be fake."""
+        if _takes_nothing(op):
+            return 0
+        key = call_key(op, args, kwargs)
+        if key not in self._table:
+            with without_modes(), torch.no_grad():
+                real_args, real_kwargs = _made_up((tuple(args), dict(kwargs)))
+                self._table[key] = self._measure(lambda: op(*real_args, **real_kwargs))
+            self._write()
+        return self._table[key]
+
+    def _measure(self, fn: Callable[[], object]) -> int:
+        fn()  # libraries set up what they keep for good
+        if self.device.type == "cpu":
+            moments = cpu_moments(fn)
+            return max(moments, default=0) - moments[-1] if moments else 0
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        result = fn()
+        torch.cuda.synchronize(self.device)
+        after_bytes = torch.cuda.memory_allocated(self.device)
+        del result
+        return torch.cuda.max_memory_allocated(self.device) - after_bytes
+
+    def _owner(self) -> dict[str, Any]:
+        if self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+        else:
+            name = f"{platform.machine()}, {torch.get_num_threads()} threads"
+        return {"schema": SCHEMA, "device": name, "torch": torch.__version__}
+
+    def _write(self) -> None:
+        if self.path is None:
+            return
+        text = json.dumps(
+            self._owner() | {"transient_bytes": self._table}, indent=1, sort_keys=True
+        )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.{threading.get_ident()}")
+        draft.write_text(text + "\n")
+        draft.replace(self.path)
+
+
+def call_key(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What tells one call from another as far as its workspace goes."""
+    name = str(op) if isinstance(op, torch._ops.OpOverload) else f"extern.{op.__name__}"
+    described = tree_map_only(torch.Tensor, _describe, (tuple(args), dict(kwargs)))
+    return f"{name} {described}"
+
+
+class _Text(str):
+    """Text that shows itself without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _describe(tensor: torch.Tensor) -> _Text:
+    shape, stride = list(tensor.shape), list(tensor.stride())
+    return _Text(f"{str(tensor.dtype).removeprefix('torch.')}{shape}@{stride}".replace(" ", ""))
+
+
+def _takes_nothing(op: Callable[..., Any]) -> bool:
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    is_allocation = op.namespace == "aten" and op._opname.startswith("empty")
+    return op.is_view or is_allocation or op.namespace.startswith(("prim", "_c10d"))
+
+
+def _made_up(arguments: Any) -> Any:
+    return tree_map_only(torch.Tensor, _random_like, arguments)
+
+
+def _random_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Data of the same layout: normal, or zeros where they might be used as indices or seeds."""
+    real = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    is_plain = tensor.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    return real.normal_() if is_plain else real.zero_()
+
+
+def _read_table(path: Path, owner: Mapping[str, Any]) -> dict[str, int]:
+    try:
+        content = json.loads(path.read_text())
+        table = {str(key): int(value) for key, value in content["transient_bytes"].items()}
+        found = {name: content[name] for name in owner}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise HiloreError(f"workspace file {path} is damaged: {error!r}; delete it") from error
+    if found != owner:
+        raise HiloreError(f"workspace file {path} is for {found}, not for {dict(owner)}; delete it")
+    return table
+
+
+def blas_workspace_bytes(device: torch.device | str) -> int:
+    """Bytes of the caching allocator that one cuBLAS handle keeps for good once it is used.
+
+    A training process has two handles a device: the calling thread's for the forward, and that of
+    autograd's thread for the backward. Handles that are warm already are in `memory_allocated`.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        return 0
+    clear_blas_workspaces()
+    factor = torch.ones(16, 16, device=device, dtype=torch.bfloat16)
+    before_bytes = torch.cuda.memory_allocated(device)
+    product = factor @ factor
+    product_bytes = 512
+    torch.cuda.synchronize(device)
+    after_bytes = torch.cuda.memory_allocated(device)
+    del product
+    return after_bytes - before_bytes - product_bytes
