@@ -63,13 +63,13 @@ def forward_region_end(nodes: Sequence[torch.fx.Node]) -> int:
     return max(
         index
         for index, node in enumerate(nodes)
-        if _partitioners._has_tag_is_forward(node) or _partitioners._is_primal(node)
+        if _partitioners._has_tag_is_forward(node) or _partitioners._is_primal(node)  # type: ignore[attr-defined]
     )
 
 
 def is_tangent(node: torch.fx.Node) -> bool:
     """Whether a placeholder is a tangent of the joint graph."""
-    return bool(_partitioners._is_tangent(node))
+    return bool(_partitioners._is_tangent(node))  # type: ignore[attr-defined]
 
 
 def backward_is_empty(
@@ -164,14 +164,14 @@ def observe_compiled_graphs(observer: CompiledGraphObserver) -> Iterator[None]:
     with _observers_lock:
         _compiled_graph_observers.append(observer)
         if len(_compiled_graph_observers) == 1:
-            CompiledFxGraph.post_compile = _observed_post_compile
+            CompiledFxGraph.post_compile = _observed_post_compile  # type: ignore[method-assign]
     try:
         yield
     finally:
         with _observers_lock:
             _compiled_graph_observers.remove(observer)
             if not _compiled_graph_observers:
-                CompiledFxGraph.post_compile = _post_compile
+                CompiledFxGraph.post_compile = _post_compile  # type: ignore[method-assign]
 
 
 _post_compile = CompiledFxGraph.post_compile

@@ -62,7 +62,8 @@ class Unit:
     """Units that recomputing this one reads. Values that are always at hand are not listed."""
     made_at: PositionIndex
     released_at: PositionIndex
-    """Last forward position at which forward itself holds the value."""
+    """Last forward position at which forward itself holds the value; made_at - 1 where it never
+    writes it out."""
     read_at: tuple[PositionIndex, ...]
     """Backward positions that read it, ascending; empty for interior units."""
     can_store: bool = True

@@ -1,0 +1,126 @@
+"""A GRPO actor update on a transformers causal language model, as one function to compile.
+
+Shapes: B sequences of P prompt and T response tokens; D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilore_planner.grpo.reference import LossType, token_loss
+
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-1.5b": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-3b": {
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+}
+"""Shapes of public models; weights are random."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One microbatch.
+
+    Attributes:
+        ids: (B, P + T) int64.
+        old_log_probs: (B, T) fp32.
+        advantages: (B,) fp32.
+        mask: (B, T) fp32, 1 for response tokens that count.
+    """
+
+    ids: Tensor
+    old_log_probs: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+    def __iter__(self) -> Any:
+        return iter((self.ids, self.old_log_probs, self.advantages, self.mask))
+
+
+def build_qwen2(
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    vocab_size: int = 151936,
+    **shape: Any,
+) -> nn.Module:
+    """A Qwen2 causal language model with random weights; ``shape`` as in :data:`MODELS`."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=vocab_size, max_position_embeddings=32768, use_cache=False, **shape
+    )
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model: nn.Module = Qwen2ForCausalLM._from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    return model.train()
+
+
+def random_batch(
+    *,
+    sequences: int,
+    prompt: int,
+    response: int,
+    vocab_size: int,
+    device: str | torch.device = "cpu",
+    seed: int = 1,
+) -> Batch:
+    """Random tokens and advantages, full responses."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    ids = torch.randint(
+        0, vocab_size, (sequences, prompt + response), device=device, generator=generator
+    )
+    advantages = torch.randn(sequences, device=device, generator=generator)
+    shape = (sequences, response)
+    old = torch.full(shape, -torch.tensor(float(vocab_size)).log().item(), device=device)
+    return Batch(ids, old, advantages, torch.ones(shape, device=device))
+
+
+def actor_loss(
+    model: Any, *, prompt: int, loss_type: LossType = "dapo"
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The function to compile: batch tensors in, scalar loss out.
+
+    The attention mask is passed as "none needed": under compilation transformers would otherwise build an explicit
+    four-dimensional one, and attention with it is several times slower.
+    """
+    causal = {"full_attention": None}
+
+    def loss(ids: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        hidden = model.model(
+            input_ids=ids[:, :-1], attention_mask=causal, use_cache=False
+        ).last_hidden_state[:, prompt - 1 :]
+        logits = (hidden @ model.lm_head.weight.t()).float()
+        chosen = logits.gather(-1, ids[:, prompt:, None])[..., 0]
+        log_probs = chosen - logits.logsumexp(-1)
+        return token_loss(log_probs, old_log_probs, advantages, mask, loss_type=loss_type)
+
+    return loss

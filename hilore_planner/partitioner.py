@@ -1,0 +1,89 @@
+"""The hook Inductor calls with a joint graph: plan it, rewrite it, cut it in two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hilore_planner.errors import HiloreError
+from hilore_planner.passes import compat
+from hilore_planner.passes.graph import JointGraph, normalise
+from hilore_planner.passes.rewrite import Rewriter
+from hilore_planner.planning import PlannedRegion
+
+Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
+Planner = Callable[[JointGraph], PlannedRegion]
+
+
+class HilorePartitioner(compat.CustomPartitionerFn):
+    """Plans and cuts one region.
+
+    Inductor pickles the instance into its cache key and deep-copies it with its settings, so that only ``key`` counts:
+    it must change with everything the plan depends on.
+    """
+
+    def __init__(self, key: str, plan: Planner) -> None:
+        self.key = key
+        self._plan = plan
+        self.planned: PlannedRegion | None = None
+        self.unplanned_reason = ""
+        self.error: HiloreError | None = None
+        self.graphs: Modules | None = None
+
+    def uuid(self) -> str:
+        """Part of Inductor's cache key."""
+        return f"hilore {self.key}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (self.uuid(),))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HilorePartitioner:
+        return self
+
+    def __call__(
+        self,
+        gm: torch.fx.GraphModule,
+        joint_inputs: Sequence[object],
+        **keywords: Any,
+    ) -> Modules:
+        """Cut a joint graph; regions that cannot be planned go to torch's own partitioner, with the reason kept."""
+        static = tuple(keywords.get("static_lifetime_input_indices") or ())
+        outputs: int = keywords["num_fwd_outputs"]
+        self.unplanned_reason = unplannable(gm, joint_inputs, static, outputs)
+        if self.unplanned_reason:
+            return compat.default_partition(gm, joint_inputs, **keywords)
+        try:
+            return self._cut(gm, outputs, static)
+        except HiloreError as error:
+            self.error = error
+            raise
+
+    def _cut(
+        self, gm: torch.fx.GraphModule, num_forward_outputs: int, static: tuple[int, ...]
+    ) -> Modules:
+        joint = normalise(gm, num_forward_outputs=num_forward_outputs, static_input_indices=static)
+        self.planned = self._plan(joint)
+        saved = Rewriter(self.planned.graph, self.planned.plan.solution.placement).run()
+        self.graphs = compat.extract_forward_backward(
+            gm,
+            saved,
+            num_forward_outputs=num_forward_outputs,
+            static_input_indices=static,
+        )
+        return self.graphs
+
+
+def unplannable(
+    gm: torch.fx.GraphModule,
+    joint_inputs: Sequence[object],
+    static_indices: tuple[int, ...],
+    num_forward_outputs: int,
+) -> str:
+    """Why a region is left to torch's own partitioner; empty where it is planned."""
+    if not joint_inputs:
+        return "it is a nested region, planned with the graph that calls it"
+    if compat.backward_is_empty(gm, static_indices, num_forward_outputs):
+        return "its backward computes nothing"
+    return ""

@@ -1,0 +1,99 @@
+"""From recovery units to a placement problem: bytes, times and risk as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hilore_planner.passes import compat
+from hilore_planner.passes.codecs import accepts, codec_named
+from hilore_planner.passes.cost import Roofline
+from hilore_planner.passes.ops import tensor
+from hilore_planner.passes.schedule import fixed_bytes
+from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
+from hilore_planner.solvers.problem import CompressedForm, PlacementProblem, Position, Unit
+
+
+def build_problem(
+    graph: RecoveryGraph,
+    costs: Roofline,
+    *,
+    codecs: Sequence[str],
+    base_bytes: int,
+    memory_cap_bytes: int,
+    gradient_error: float,
+) -> PlacementProblem:
+    """Everything the solver needs to know of one region."""
+    schedule = graph.schedule
+    fixed = fixed_bytes(graph.joint, schedule, base_bytes)
+    positions = tuple(
+        Position(schedule.label(step), fixed_bytes=size) for step, size in enumerate(fixed)
+    )
+    names = codecs if gradient_error > 0 else ()
+    units = tuple(_unit(graph, costs, unit, names) for unit in graph.units.values())
+    return PlacementProblem(
+        units, positions, schedule.first_backward, memory_cap_bytes, gradient_error
+    )
+
+
+def _unit(graph: RecoveryGraph, costs: Roofline, unit: RecoveryUnit, codecs: Sequence[str]) -> Unit:
+    forms = tuple(_forms(graph, costs, unit, codecs)) if _compressible(graph, unit) else ()
+    return Unit(
+        name=unit.name,
+        kept_bytes=unit.kept_bytes,
+        rebuilt_bytes=unit.rebuilt_bytes,
+        recompute_ns=costs.recompute_ns(graph, unit),
+        keep_ns=costs.keep_ns(unit),
+        parents=graph.parents(unit.name),
+        made_at=unit.made_at,
+        released_at=unit.released_at,
+        read_at=unit.read_at,
+        can_store=unit.can_store,
+        can_recompute=unit.can_recompute,
+        codecs=forms,
+        inexact_risk=max((form.risk for form in forms), default=0.0),
+        kind=unit.origin.kind,
+        layer=unit.origin.layer,
+    )
+
+
+def _compressible(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
+    value = tensor(unit.maker)
+    return (
+        value is not None
+        and accepts(value)
+        and unit.can_store
+        and unit.forced != "small"
+        and not _is_attention_statistic(graph, unit)
+    )
+
+
+def _is_attention_statistic(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
+    """Outputs of attention other than the first (log-sum-exp, seeds) are exact or wrong."""
+    if not compat.is_getitem(unit.maker):
+        return False
+    return bool(unit.maker.args[1] != 0)
+
+
+def _forms(
+    graph: RecoveryGraph, costs: Roofline, unit: RecoveryUnit, codecs: Sequence[str]
+) -> list[CompressedForm]:
+    value = tensor(unit.maker)
+    assert value is not None
+    shape = [compat.hint(size) for size in value.shape]
+    forms = []
+    for name in codecs:
+        codec = codec_named(name)
+        kept = codec.kept_bytes(shape, value.dtype)
+        if kept < unit.kept_bytes:
+            forms.append(
+                CompressedForm(
+                    codec=name,
+                    kept_bytes=kept,
+                    encode_ns=costs.encode_ns(graph, unit, kept),
+                    decode_ns=costs.decode_ns(unit, kept),
+                    # First-order bound until a unit class is calibrated: an error in one unit is at most the same
+                    # relative error in the whole gradient, and errors of different units add in squares.
+                    risk=codec.relative_error**2,
+                )
+            )
+    return forms

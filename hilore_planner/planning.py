@@ -1,0 +1,174 @@
+"""Decide one region's plan; nothing here changes a graph."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import torch
+
+from hilore_planner.errors import InfeasibleError, PlanFileError
+from hilore_planner.options import Options
+from hilore_planner.passes import compat
+from hilore_planner.passes.attribution import source_line
+from hilore_planner.passes.cost import Roofline
+from hilore_planner.passes.devices import profile_of
+from hilore_planner.passes.graph import JointGraph
+from hilore_planner.passes.ops import op_name, tensor
+from hilore_planner.passes.problem import build_problem
+from hilore_planner.passes.schedule import build_schedule
+from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit, build_units
+from hilore_planner.plan import Figures, PlacementPlan, Provenance, UnitSource
+from hilore_planner.region import Surroundings
+from hilore_planner.sizes import format_bytes
+from hilore_planner.solvers import replay, solve
+from hilore_planner.solvers.problem import PlacementProblem, Solution
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRegion:
+    """A plan, and the units of the graph it is for."""
+
+    plan: PlacementPlan
+    graph: RecoveryGraph
+
+
+def fingerprint(joint: JointGraph) -> str:
+    """Of a joint graph's structure: ops, wiring and dtypes, no sizes."""
+    index = {node: i for i, node in enumerate(joint.gm.graph.nodes)}
+    digest = hashlib.sha256()
+    for node in joint.gm.graph.nodes:
+        value = tensor(node)
+        wiring = [index[arg] for arg in node.all_input_nodes]
+        dtype = value.dtype if value is not None else ""
+        digest.update(f"{node.op} {op_name(node)} {wiring} {dtype}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def plan_region(
+    joint: JointGraph,
+    surroundings: Surroundings,
+    options: Options,
+    *,
+    region: str,
+    cap_bytes: int,
+    loaded: PlacementPlan | None = None,
+) -> PlannedRegion:
+    """Build the region's problem and solve it, or check that a loaded plan fits it.
+
+    Raises:
+        InfeasibleError: no placement fits ``cap_bytes``.
+        PlanFileError: ``loaded`` belongs to another graph or does not fit.
+    """
+    schedule = build_schedule(joint)
+    graph = build_units(joint, schedule)
+    costs = Roofline(profile_of(surroundings.device))
+    problem = build_problem(
+        graph,
+        costs,
+        codecs=options.codecs,
+        base_bytes=surroundings.base_bytes,
+        memory_cap_bytes=cap_bytes,
+        gradient_error=options.gradient_error,
+    )
+    if loaded is None:
+        solution = solve(problem, time_limit_seconds=options.solver_seconds)
+        check_feasible(problem, solution)
+    else:
+        solution = _fitted(problem, loaded, fingerprint(joint))
+    plan = PlacementPlan(
+        region=region,
+        problem=problem,
+        solution=solution,
+        sources={unit.name: _source(unit) for unit in graph.units.values()},
+        provenance=Provenance(
+            hilore=_version(),
+            torch=str(torch.__version__),
+            device=surroundings.device_name,
+            fingerprint=fingerprint(joint),
+            costs=costs.kind,
+            options={"memory_cap": str(options.memory_cap), "codecs": ",".join(options.codecs)},
+        ),
+        predicted=Figures(
+            peak_bytes=solution.peak_bytes,
+            time_ns=costs.program_ns(schedule) + solution.objective_ns,
+            gradient_error=solution.risk**0.5,
+        ),
+    )
+    return PlannedRegion(plan, graph)
+
+
+def check_feasible(problem: PlacementProblem, solution: Solution) -> None:
+    """Turn the status ``infeasible`` into an error that says what would do.
+
+    Raises:
+        InfeasibleError: the solution's status is ``infeasible``.
+    """
+    if solution.status != "infeasible":
+        return
+    smallest = solution.smallest_feasible_cap_bytes or 0
+    shown = ", ".join(solution.holding[:5])
+    raise InfeasibleError(
+        f"memory_cap {format_bytes(problem.memory_cap_bytes)} ({problem.memory_cap_bytes} bytes) is below the "
+        f"smallest feasible one, {format_bytes(smallest)} ({smallest} bytes); it is held up by "
+        f"{shown or 'fixed memory'}"
+        f" at {problem.positions[solution.peak_position].label!r}; raise memory_cap, or shrink the microbatch",
+        smallest_feasible_cap_bytes=smallest,
+        holding=solution.holding,
+    )
+
+
+def _fitted(problem: PlacementProblem, loaded: PlacementPlan, graph_fingerprint: str) -> Solution:
+    """The loaded placement with this graph's figures."""
+    if loaded.provenance.fingerprint != graph_fingerprint:
+        raise PlanFileError(
+            f"the plan is for the graph {loaded.provenance.fingerprint} ({loaded.region}), but this region is "
+            f"{graph_fingerprint}; delete the file, or pass on_mismatch='replan' to replace it"
+        )
+    figures = replay(problem, loaded.solution.placement)
+    cap = problem.memory_cap_bytes
+    if figures.peak_bytes > cap:
+        raise PlanFileError(
+            f"the plan needs {format_bytes(figures.peak_bytes)} here, more than the cap of {format_bytes(cap)}; "
+            "raise memory_cap, or re-solve the plan (`hilore solve PLAN --memory-cap ...`)"
+        )
+    return replace(
+        loaded.solution,
+        objective_ns=figures.time_ns,
+        peak_bytes=figures.peak_bytes,
+        peak_position=figures.peak_position,
+        saved_bytes=figures.saved_bytes,
+        risk=figures.risk,
+    )
+
+
+def _source(unit: RecoveryUnit) -> UnitSource:
+    value = tensor(unit.maker)
+    shape = tuple(compat.hint(size) for size in value.shape) if value is not None else ()
+    origin = unit.origin
+    return UnitSource(
+        module=origin.module,
+        role=origin.role,
+        op=origin.op,
+        source=origin.source,
+        shape=shape,
+        dtype=str(value.dtype).removeprefix("torch.") if value is not None else "",
+        forced=unit.forced,
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("hilore-planner")
+    except PackageNotFoundError:
+        return "source"
+
+
+def region_name(gm: torch.fx.GraphModule) -> str:
+    """Name of a Dynamo graph for people: its compile id and first source line."""
+    lines = (source_line(node) for node in gm.graph.nodes if node.op != "placeholder")
+    first = next((line for line in lines if line), "")
+    identity = str(gm.meta.get("dynamo_compile_id", "")) or "region"
+    return f"{identity} {first}".strip()
