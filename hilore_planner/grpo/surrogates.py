@@ -39,10 +39,15 @@ class Clip:
 
     def bound(self, advantages: Tensor, ratio_limit: float) -> Tensor:
         """Bound on the slope's size over all ratios up to ``ratio_limit``."""
-        largest = torch.where(
-            advantages > 0, min(self.high, ratio_limit), min(self.ceiling, ratio_limit)
-        ).to(advantages.dtype)
+        high, ceiling = min(self.high, ratio_limit), min(self.ceiling, ratio_limit)
+        largest = by_sign(advantages, high, ceiling)
         return times_advantage(largest, advantages)
+
+
+def by_sign(advantages: Tensor, gaining: float, losing: float) -> Tensor:
+    """``gaining`` where the advantage is positive, else ``losing``, in the advantages' dtype."""
+    options = advantages.new_tensor(gaining), advantages.new_tensor(losing)
+    return torch.where(advantages > 0, *options)
 
 
 def times_advantage(factor: Tensor | float, advantages: Tensor) -> Tensor:
@@ -56,12 +61,11 @@ def detached(factor: Tensor, advantages: Tensor, log_probs: Tensor) -> Pair:
     return scale * log_probs, scale.expand_as(log_probs)
 
 
-def soft_gate(log_r: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> Pair:
+def soft_gate(log_r: Tensor, advantages: Tensor, tau: Tensor) -> Pair:
     """SAPO: ``−A·σ(τ(r−1))·4/τ`` and its slope ``−A·4z(1−z)·r``.
 
     Source: arXiv 2511.20347.
     """
-    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(advantages.dtype)
     ratio = torch.exp(log_r)
     value = -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantages
     held = ratio.detach()
@@ -79,3 +83,9 @@ def soft_gate_peak(tau: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if math.tanh(middle / 2) * (tau + middle) > 1 else (middle, high)
     return (1 + high / tau) / math.cosh(high / 2) ** 2
+
+
+def soft_gate_bound(advantages: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
+    """Bound on the slope's size of :func:`soft_gate` over all ratios."""
+    peaks = by_sign(advantages, soft_gate_peak(tau_pos), soft_gate_peak(tau_neg))
+    return times_advantage(peaks, advantages)

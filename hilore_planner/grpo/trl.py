@@ -21,7 +21,7 @@ from hilore_planner.grpo.surrogates import (
     Pair,
     detached,
     soft_gate,
-    soft_gate_peak,
+    soft_gate_bound,
     times_advantage,
 )
 from hilore_planner.grpo.term import SlopeBound, Term
@@ -152,9 +152,9 @@ class TRLLoss(PolicyLoss):
 
     def _surrogate(self, log_r: Tensor, advantages: Tensor) -> Pair:
         if self.loss_type == "sapo":
-            return soft_gate(
-                log_r, advantages, self.sapo_temperature_pos, self.sapo_temperature_neg
-            )
+            # As TRL has it: numbers, not tensors, so the temperature is fp32 whatever the dtype.
+            tau = torch.where(advantages > 0, self.sapo_temperature_pos, self.sapo_temperature_neg)
+            return soft_gate(log_r, advantages, tau)
         return self.clip.apply(log_r, advantages)
 
     def policy_bound(self, batch: LossBatch, ratio_limit: float) -> SlopeBound:
@@ -165,12 +165,8 @@ class TRLLoss(PolicyLoss):
         if self.loss_type == "cispo":
             return SlopeBound(times_advantage(min(self.high, ratio_limit), advantages))
         if self.loss_type == "sapo":
-            peak = torch.where(
-                advantages > 0,
-                soft_gate_peak(self.sapo_temperature_pos),
-                soft_gate_peak(self.sapo_temperature_neg),
-            )
-            bound = times_advantage(peak.to(advantages.dtype), advantages)
+            temperatures = self.sapo_temperature_pos, self.sapo_temperature_neg
+            bound = soft_gate_bound(advantages, *temperatures)
         else:
             bound = self.clip.bound(advantages, ratio_limit)
         if self.is_sequence_level:

@@ -18,9 +18,10 @@ from hilore_planner.grpo.batch import LossBatch
 from hilore_planner.grpo.ratio import bounded, inside, log_ratio, sequence_mean, sequence_spread
 from hilore_planner.grpo.surrogates import (
     Clip,
+    by_sign,
     detached,
     soft_gate,
-    soft_gate_peak,
+    soft_gate_bound,
     times_advantage,
 )
 from hilore_planner.grpo.term import SlopeBound, Term
@@ -61,7 +62,9 @@ def sequence_clip(cfg: VerlLoss) -> Clip:
 def sapo(cfg: VerlLoss, logp: Tensor, batch: LossBatch) -> Term:
     """A sigmoid gate in place of the clip."""
     log_r, free = bounded(log_ratio(logp, batch), LOG_LIMIT)
-    value, slope = soft_gate(log_r, batch.token_advantages, cfg.tau_pos, cfg.tau_neg)
+    value, slope = soft_gate(
+        log_r, batch.token_advantages, by_sign(batch.token_advantages, cfg.tau_pos, cfg.tau_neg)
+    )
     return Term(value, slope * free)
 
 
@@ -187,11 +190,7 @@ def factor_bound(factor: Callable[[VerlLoss], float]) -> Bound:
 
 def sapo_bound(cfg: VerlLoss, batch: LossBatch, limit: float) -> SlopeBound:
     """The gate's highest slope, by the sign of the advantage."""
-    advantages = batch.token_advantages
-    peaks = soft_gate_peak(cfg.tau_pos), soft_gate_peak(cfg.tau_neg)
-    return SlopeBound(
-        times_advantage(torch.where(advantages > 0, *peaks).to(advantages.dtype), advantages)
-    )
+    return SlopeBound(soft_gate_bound(batch.token_advantages, cfg.tau_pos, cfg.tau_neg))
 
 
 def kl_cov_bound(cfg: VerlLoss, batch: LossBatch, limit: float) -> SlopeBound:
@@ -203,8 +202,9 @@ def geo_mean_bound(cfg: VerlLoss, batch: LossBatch, limit: float) -> SlopeBound:
     """Clipped above where every live token gains; a losing token's ratio has no upper clip."""
     advantages = batch.token_advantages.expand_as(batch.mask)
     losing = (inside(advantages, batch) < 0).any(-1, keepdim=True)
-    ratio = torch.where(losing, limit, min(math.exp(cfg.clip_ratio_high), limit))
-    bound = times_advantage(ratio.to(advantages.dtype), sequence_advantage(batch))
+    mean = sequence_advantage(batch)
+    highest = mean.new_tensor(min(math.exp(cfg.clip_ratio_high), limit))
+    bound = times_advantage(torch.where(losing, mean.new_tensor(limit), highest), mean)
     return SlopeBound(
         sequence_slope=bound, spread=sequence_spread(batch, advantages.dtype) * (advantages != 0)
     )
