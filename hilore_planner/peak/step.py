@@ -83,7 +83,8 @@ def step_peak(
         outside_bytes: counted on the device all the while beyond the inputs (optimizer state, old
             gradients, library workspaces that persist, another model).
         tangents: the gradients that come in for the forward's outputs; None: like the
-            floating-point outputs, if as many as the backward takes, else as it was compiled for.
+            floating-point outputs, if as many as the backward takes, else as the benchmark
+            harness in the file makes them.
         updates: how many to run one after another, gradients dropped in between. A caching
             allocator counts differently once its cache is warm; the highest of the updates is
             returned.
@@ -157,9 +158,9 @@ class _Step:
                 for value in held
                 if isinstance(value, torch.Tensor) and value.is_floating_point()
             ]
-            compiled_for = self.backward.example_inputs
-            if len(specs) != len(names) and len(compiled_for) == len(self.backward.input_names):
-                specs = [s for s in compiled_for[-len(names) :] if isinstance(s, TensorSpec)]
+            if len(specs) != len(names):
+                compiled_for = self.backward.example_inputs_of_harness()
+                specs = [compiled_for[name] for name in names if name in compiled_for]
         if len(specs) != len(names):
             raise RegionError(
                 f"the backward {self.backward.path} takes {len(names)} incoming gradients, but "
