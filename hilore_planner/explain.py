@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hilore_planner.errors import PlacementError
+from hilore_planner.plan import PlacementPlan, unit_label
 from hilore_planner.solvers.problem import Unit
 from hilore_planner.solvers.verify import Replay, Span, replay
-
-if TYPE_CHECKING:
-    from hilore_planner.plan import PlacementPlan
 
 State = Literal["fixed", "stored", "compressed", "rebuilt"]
 
@@ -21,19 +19,19 @@ _LEVERS_TRIED = 8
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Units of one role in one state, together, at the peak."""
+    """Units of one kind in one state, together, at the peak."""
 
     state: State
-    role: str
+    what: str
     count: int
     alive_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """Another action for all units of one role, and what the plan's figures become."""
+    """Another action for all units of one kind, and what the plan's figures become."""
 
-    role: str
+    what: str
     count: int
     before: str
     after: str
@@ -66,6 +64,16 @@ def explain(plan: PlacementPlan) -> Explanation:
     )
 
 
+def _labels(plan: PlacementPlan) -> dict[str, str]:
+    """Where each unit comes from and the op that makes it, the same in every layer."""
+    return {
+        unit.name: f"{unit_label(unit, plan.sources[unit.name])} {plan.sources[unit.name].op}"
+        if unit.layer is not None
+        else unit.name
+        for unit in plan.problem.units
+    }
+
+
 def _alive(found: Replay) -> Iterator[Span]:
     for span in found.spans:
         if span.first <= found.peak_position <= span.last:
@@ -73,11 +81,12 @@ def _alive(found: Replay) -> Iterator[Span]:
 
 
 def _owners(plan: PlacementPlan, found: Replay) -> tuple[Owner, ...]:
+    labels = _labels(plan)
     held: dict[tuple[State, str], list[int]] = {}
     for span in _alive(found):
-        key = (_state(plan, span), plan.sources[span.unit].role)
+        key = (_state(plan, span), labels[span.unit])
         held.setdefault(key, []).append(span.size_bytes)
-    owners = [Owner(state, role, len(sizes), sum(sizes)) for (state, role), sizes in held.items()]
+    owners = [Owner(state, what, len(sizes), sum(sizes)) for (state, what), sizes in held.items()]
     if plan.problem.positions:
         fixed_bytes = plan.problem.positions[found.peak_position].fixed_bytes
         owners.append(Owner("fixed", "", 0, fixed_bytes))
@@ -96,18 +105,19 @@ def _state(plan: PlacementPlan, span: Span) -> State:
 
 def _levers(plan: PlacementPlan, found: Replay) -> tuple[Lever, ...]:
     units = {unit.name: unit for unit in plan.problem.units}
+    labels = _labels(plan)
     groups: dict[tuple[str, str], dict[str, int]] = {}
     for span in _alive(found):
         action = plan.solution.placement[span.unit]
         if action != "recompute":
-            group = groups.setdefault((plan.sources[span.unit].role, action), {})
+            group = groups.setdefault((labels[span.unit], action), {})
             group[span.unit] = group.get(span.unit, 0) + span.size_bytes
     largest = sorted(groups.items(), key=lambda item: -sum(item[1].values()))[:_LEVERS_TRIED]
     levers = []
-    for (role, before), group in largest:
+    for (what, before), group in largest:
         members = [units[name] for name in group]
         for after in _smaller_actions(members, before):
-            lever = _try(plan, found, role, members, before, after)
+            lever = _try(plan, found, what, members, before, after)
             if lever is not None and lever.peak_change_bytes < 0:
                 levers.append(lever)
     return tuple(sorted(levers, key=lambda lever: (lever.peak_change_bytes, lever.time_change_ns)))
@@ -123,7 +133,7 @@ def _smaller_actions(members: list[Unit], before: str) -> list[str]:
 
 
 def _try(
-    plan: PlacementPlan, found: Replay, role: str, members: list[Unit], before: str, after: str
+    plan: PlacementPlan, found: Replay, what: str, members: list[Unit], before: str, after: str
 ) -> Lever | None:
     placement = plan.solution.placement | {unit.name: after for unit in members}
     try:
@@ -133,7 +143,7 @@ def _try(
     if changed.risk > max(found.risk, plan.problem.gradient_error**2):
         return None
     return Lever(
-        role=role,
+        what=what,
         count=len(members),
         before=before,
         after=after,

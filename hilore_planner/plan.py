@@ -14,7 +14,7 @@ from hilore_planner.options import Options
 from hilore_planner.plan_diff import PlanDiff
 from hilore_planner.sizes import format_bytes, parse_bytes
 from hilore_planner.solvers import solve
-from hilore_planner.solvers.problem import PlacementProblem, Solution
+from hilore_planner.solvers.problem import PlacementProblem, Solution, Unit
 
 SCHEMA_VERSION = 1
 
@@ -34,6 +34,13 @@ class UnitSource:
     dtype: str
     forced: str = ""
     """Why its action is not free to choose, if it is not."""
+
+
+def unit_label(unit: Unit, source: UnitSource) -> str:
+    """What to call a unit where its layer is said elsewhere; its full name outside layers."""
+    if unit.layer is None:
+        return unit.name
+    return "(layer)" if source.role == source.module else source.role
 
 
 @dataclass(frozen=True, slots=True)

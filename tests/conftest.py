@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from tests.golden import Golden
+from tests.golden_text import Golden
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")

@@ -12,7 +12,7 @@ import pytest
 from hilore_planner import cli
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.solvers import replay
-from tests.golden import Golden
+from tests.golden_text import Golden
 from tests.plan_cases import MIB, toy_plan
 
 GIB = 2**30

@@ -13,7 +13,7 @@ from hilore_planner.render.header import header
 from hilore_planner.render.show import show
 from hilore_planner.render.table import Column, Line, table
 from hilore_planner.solvers import replay
-from tests.golden import Golden
+from tests.golden_text import Golden
 from tests.plan_cases import MIB, toy_plan
 
 
@@ -107,13 +107,14 @@ def test_what_lowers_the_peak_does_so() -> None:
     plan = toy_plan()
     levers = explain(plan).levers
     assert levers
-    units = {source.role: [] for source in plan.sources.values()}  # type: dict[str, list[str]]
-    for name, source in plan.sources.items():
-        units[source.role].append(name)
     for lever in levers:
+        role = lever.what.split()[0]
         changed = [
-            name for name in units[lever.role] if plan.solution.placement[name] == lever.before
+            name
+            for name, action in plan.solution.placement.items()
+            if plan.sources[name].role == role and action == lever.before
         ]
+        assert len(changed) == lever.count
         placement = plan.solution.placement | dict.fromkeys(changed, lever.after)
         found = replay(plan.problem, placement)
         assert found.peak_bytes - plan.solution.peak_bytes == lever.peak_change_bytes < 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from hilore_planner.plan import UnitSource
+from hilore_planner.plan import UnitSource, unit_label
 from hilore_planner.plan_diff import PlanDiff, UnitChange
 from hilore_planner.render import words
 from hilore_planner.render.fold import fold
@@ -78,6 +78,6 @@ def _cells(change: UnitChange, unit: Unit, source: UnitSource) -> tuple[str, ...
         words.action(change.after or "absent"),
         format_bytes(change.after_kept_bytes - change.before_kept_bytes, sign=True),
         words.value(source.dtype, source.shape),
-        words.unit_label(unit, source),
+        unit_label(unit, source),
         source.op,
     )

@@ -26,7 +26,7 @@ _LEVER_COLUMNS = (
     Column("what"),
 )
 _ROWS = 12
-"""Owners shown; the rest are summed."""
+"""Owners shown; the rest are summed. Also the changes shown; the rest do less."""
 _STYLES = {"stored": "green", "compressed": "yellow", "rebuilt": "cyan"}
 
 
@@ -48,7 +48,7 @@ def explain(plan: PlacementPlan, explanation: Explanation, width: int) -> list[T
 def _owners(explanation: Explanation) -> Iterator[Line]:
     whole = explanation.peak_bytes
     for owner in explanation.owners[:_ROWS]:
-        what = owner.role or "weights, gradients, inputs, temporaries: alive whatever is decided"
+        what = owner.what or "weights, gradients, inputs, temporaries: alive whatever is decided"
         count = str(owner.count) if owner.count else ""
         share = words.share(owner.alive_bytes, whole)
         cells = (owner.state, format_bytes(owner.alive_bytes), share, count, what)
@@ -61,12 +61,12 @@ def _owners(explanation: Explanation) -> Iterator[Line]:
 
 
 def _levers(explanation: Explanation) -> Iterator[Line]:
-    for lever in explanation.levers:
+    for lever in explanation.levers[:_ROWS]:
         change = f"{words.action(lever.before)} -> {words.action(lever.after)}"
         cells = (
             format_bytes(lever.peak_change_bytes, sign=True),
             format_ns(lever.time_change_ns, sign=True),
             change,
-            f"{lever.role} ({words.count(lever.count, 'unit')})",
+            f"{lever.what} ({words.count(lever.count, 'unit')})",
         )
         yield Line(cells)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from hilore_planner.plan import PlacementPlan
+from hilore_planner.plan import PlacementPlan, unit_label
 from hilore_planner.plan_diff import NOT_AT_HAND, kept_bytes
 from hilore_planner.render import words
 from hilore_planner.render.fold import Section, fold
@@ -69,7 +69,7 @@ def _unit_rows(plan: PlacementPlan) -> Iterator[tuple[UnitRow, int | None]]:
             action=action,
             unit_bytes=kept_bytes(unit, action) or unit.kept_bytes,
             value=words.value(source.dtype, source.shape),
-            unit=words.unit_label(unit, source),
+            unit=unit_label(unit, source),
             op=source.op,
             source=source.source,
             forced=source.forced,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hilore_planner.plan import UnitSource
-from hilore_planner.solvers.problem import PlacementProblem, Unit
+from hilore_planner.solvers.problem import PlacementProblem
 
 _DTYPES = {
     "bfloat16": "bf16",
@@ -46,17 +45,10 @@ def share(part: int, whole: int) -> str:
 
 
 def position(problem: PlacementProblem, index: int) -> str:
-    """A position for people: ``position 412 of 903, backward (view_12)``."""
+    """A position for people: ``position 412 of 903, backward: mul (model.py:42)``."""
     phase = "forward" if index < problem.first_backward else "backward"
     label = problem.positions[index].label
-    return f"position {index} of {len(problem.positions)}, {phase}" + (
-        f" ({label})" if label else ""
-    )
-
-
-def unit_label(unit: Unit, source: UnitSource) -> str:
-    """A unit's role where its layer is said elsewhere, else its name."""
-    return source.role if unit.layer is not None else unit.name
+    return f"position {index} of {len(problem.positions)}, {phase}" + (label and f": {label}")
 
 
 def count(number: int, noun: str) -> str:
