@@ -117,6 +117,22 @@ def pack_padded(values: Tensor, lengths: Tensor) -> Tensor:
     return values[row_mask(lengths, values.shape[1])]
 
 
+def packed_batch(
+    cu_seqlens: Tensor, *, advantages: Tensor, mask: Tensor, **rows: Tensor
+) -> LossBatch:
+    """A padded batch from packed rows.
+
+    Shapes: ``mask`` and further fields of :class:`LossBatch` are (nnz,), delimited by ``cu_seqlens``
+    (S + 1,); ``advantages`` is (S,) or (nnz,). Sequences come back padded to the longest.
+
+    Raises: OptionError for a ``cu_seqlens`` that does not delimit the rows.
+    """
+    if advantages.shape[0] != cu_seqlens.shape[0] - 1:
+        advantages = pad_packed(advantages, cu_seqlens)
+    padded = {name: pad_packed(value, cu_seqlens) for name, value in rows.items()}
+    return LossBatch(advantages=advantages, mask=pad_packed(mask, cu_seqlens), **padded)
+
+
 def row_mask(lengths: Tensor, width: int | None = None) -> Tensor:
     """(S, width) booleans, True in the first ``lengths`` (S,) columns; width: the longest."""
     columns = int(lengths.max()) if width is None else width
