@@ -52,10 +52,20 @@ def root() -> None:
 
 
 @app.command()
-def show(plan: PlanFile, as_json: AsJson = False) -> None:
+def show(
+    plan: PlanFile,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List small units that are stored in any case, too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Print a plan: its figures, units and totals."""
     loaded = PlacementPlan.load(plan)
-    _emit(as_json, lambda: records.plan_record(loaded), lambda width: render_plan(loaded, width))
+    _emit(
+        as_json,
+        lambda: records.plan_record(loaded),
+        lambda width: render_plan(loaded, width, everything=everything),
+    )
 
 
 @app.command()

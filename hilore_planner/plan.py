@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from hilore_planner import plan_check, plan_diff, plan_file
-from hilore_planner.errors import InfeasibleError
+from hilore_planner.errors import InfeasibleError, OptionError
 from hilore_planner.options import Options
 from hilore_planner.plan_diff import PlanDiff
 from hilore_planner.sizes import format_bytes, parse_bytes
@@ -188,6 +188,11 @@ class PlacementPlan:
             options["memory_cap"] = str(memory_cap)
         if gradient_error is not None:
             error = Options.parse({"gradient_error": gradient_error}).gradient_error
+            if error and not any(unit.codecs for unit in problem.units):
+                raise OptionError(
+                    f"gradient_error is {error:g}, but no unit of this plan can be compressed; "
+                    "make the plan anew with gradient_error above 0"
+                )
             problem = replace(problem, gradient_error=error)
             options["gradient_error"] = f"{error:g}"
         return replace(self, problem=problem, provenance=replace(self.provenance, options=options))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hilore_planner.errors import InfeasibleError, OptionError
@@ -63,3 +65,12 @@ def test_unreadable_wishes_are_refused(
 ) -> None:
     with pytest.raises(OptionError, match="accepted"):
         toy_plan().solve(memory_cap=memory_cap, gradient_error=gradient_error)
+
+
+def test_an_error_that_no_unit_could_use_is_refused() -> None:
+    plan = toy_plan(actions={f"layers.{layer}.mlp.gate_proj": "store" for layer in range(4)})
+    units = tuple(replace(unit, codecs=()) for unit in plan.problem.units)
+    plain = replace(plan, problem=replace(plan.problem, units=units))
+    with pytest.raises(OptionError, match=r"gradient_error is 0.01, but no unit of this plan"):
+        plain.solve(gradient_error=0.01)
+    assert plain.solve(gradient_error=0.0).problem.gradient_error == 0

@@ -94,6 +94,21 @@ def test_units_not_at_hand_are_counted_but_not_listed() -> None:
     assert any(line.split()[:3] == ["not", "needed", "4"] for line in lines)
 
 
+def test_small_units_stored_in_any_case_are_summed() -> None:
+    plan = toy_plan()
+    name = "layers.1.attn.sdpa"
+    units = tuple(
+        replace(unit, kept_bytes=1024) if unit.name == name else unit for unit in plan.problem.units
+    )
+    small = replace(plan, problem=replace(plan.problem, units=units))
+    text = "\n".join(line.plain for line in show(small, 100))
+    assert "layers 0, 2-3 (x3)\n  store*" in text
+    assert "  1 unit under 64.0 KiB stored in any case, 1.0 KiB together; --all lists" in text
+    everything = "\n".join(line.plain for line in show(small, 100, everything=True))
+    assert "layer 1\n  store*          1.0 KiB" in everything
+    assert "--all" not in everything
+
+
 def test_the_owners_of_the_peak_add_up_to_it() -> None:
     plan = toy_plan()
     explanation = explain(plan)
@@ -139,5 +154,9 @@ def test_values_are_written_as_torch_writes_them() -> None:
     assert words.value("torch.bfloat16", (4, 2560, 1536)) == "bf16[4, 2560, 1536]"
     assert words.value("float32", ()) == "f32[]"
     assert words.value("torch.complex64", (2,)) == "complex64[2]"
+    assert words.value("", ()) == "-"
+    assert words.op("_scaled_dot_product_flash_attention_for_cpu[1]") == "sdpa_flash[1]"
+    assert words.op("_scaled_dot_product_cudnn_attention") == "sdpa_cudnn"
+    assert words.op("mm") == "mm"
     assert words.count(1, "unit") == "1 unit"
     assert words.share(1, 0) == "0.0%"

@@ -79,5 +79,5 @@ def _cells(change: UnitChange, unit: Unit, source: UnitSource) -> tuple[str, ...
         format_bytes(change.after_kept_bytes - change.before_kept_bytes, sign=True),
         words.value(source.dtype, source.shape),
         unit_label(unit, source),
-        source.op,
+        words.op(source.op),
     )

@@ -14,7 +14,9 @@ from hilore_planner.render.fold import Section, fold
 from hilore_planner.render.header import header
 from hilore_planner.render.table import Column, Line, table
 from hilore_planner.sizes import format_bytes
+from hilore_planner.solvers.problem import Unit
 
+_MINOR_BYTES = 64 * 1024
 _UNIT_COLUMNS = (
     Column("action"),
     Column("bytes", right=True),
@@ -44,23 +46,47 @@ class UnitRow:
     forced: str
 
 
-def show(plan: PlacementPlan, width: int) -> list[Text]:
-    """A plan: its figures, its units with the same ones of many layers as one, and totals."""
+def show(plan: PlacementPlan, width: int, *, everything: bool = False) -> list[Text]:
+    """A plan: its figures, its units with the same ones of many layers as one, and totals.
+
+    Args:
+        plan: the plan.
+        width: characters to a line.
+        everything: list small units that are stored in any case, too.
+    """
     lines = header(plan, width)
     if plan.solution.status == "infeasible":
         return lines
-    sections = fold(_unit_rows(plan))
+    listed = [unit for unit in plan.problem.units if everything or not _is_minor(plan, unit)]
+    sections = fold(_unit_rows(plan, listed))
     lines += [Text(), *table(_UNIT_COLUMNS, list(_unit_lines(sections)), width)]
     lines += [Text(), *table(_TOTAL_COLUMNS, list(_total_lines(plan)), width)]
-    reasons = sorted({source.forced for source in plan.sources.values() if source.forced})
+    notes = list(_notes(plan, listed))
+    return lines + ([Text()] if notes else []) + [Text(f"  {note}", style="dim") for note in notes]
+
+
+def _is_minor(plan: PlacementPlan, unit: Unit) -> bool:
+    """Stored whatever the cap, and too small to matter."""
+    stored = plan.solution.placement.get(unit.name) == "store"
+    return stored and not unit.can_recompute and unit.kept_bytes < _MINOR_BYTES
+
+
+def _notes(plan: PlacementPlan, listed: Sequence[Unit]) -> Iterator[str]:
+    minor = [unit for unit in plan.problem.units if _is_minor(plan, unit)]
+    if len(listed) < len(plan.problem.units):
+        size = format_bytes(sum(unit.kept_bytes for unit in minor))
+        yield (
+            f"{words.count(len(minor), 'unit')} under {format_bytes(_MINOR_BYTES)} stored in any "
+            f"case, {size} together; --all lists them"
+        )
+    reasons = {plan.sources[unit.name].forced for unit in listed} - {""}
     if reasons:
-        lines += [Text(), Text(f"  * not free to choose: {'; '.join(reasons)}", style="dim")]
-    return lines
+        yield f"* not free to choose: {'; '.join(sorted(reasons))}"
 
 
-def _unit_rows(plan: PlacementPlan) -> Iterator[tuple[UnitRow, int | None]]:
+def _unit_rows(plan: PlacementPlan, units: Sequence[Unit]) -> Iterator[tuple[UnitRow, int | None]]:
     """A row for each unit at hand: stored and rebuilt ones with the value's own size."""
-    for unit in plan.problem.units:
+    for unit in units:
         action = plan.solution.placement.get(unit.name)
         if action is None:
             continue
@@ -70,7 +96,7 @@ def _unit_rows(plan: PlacementPlan) -> Iterator[tuple[UnitRow, int | None]]:
             unit_bytes=kept_bytes(unit, action) or unit.kept_bytes,
             value=words.value(source.dtype, source.shape),
             unit=unit_label(unit, source),
-            op=source.op,
+            op=words.op(source.op),
             source=source.source,
             forced=source.forced,
         )

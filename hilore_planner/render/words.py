@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hilore_planner.solvers.problem import PlacementProblem
 
 _DTYPES = {
@@ -24,7 +26,9 @@ _STYLES = {"store": "green", "compress": "yellow", "recompute": "cyan"}
 
 
 def value(dtype: str, shape: tuple[int, ...]) -> str:
-    """A tensor's type as in torch's graph dumps: ``bf16[4, 2560, 1536]``."""
+    """A tensor's type as in torch's graph dumps: ``bf16[4, 2560, 1536]``; several are ``-``."""
+    if not dtype:
+        return "-"
     name = dtype.removeprefix("torch.")
     return f"{_DTYPES.get(name, name)}[{', '.join(map(str, shape))}]"
 
@@ -32,6 +36,12 @@ def value(dtype: str, shape: tuple[int, ...]) -> str:
 def action(action: str) -> str:
     """An action for people: ``compress:int8`` is ``compress int8``."""
     return action.replace(":", " ")
+
+
+def op(name: str) -> str:
+    """An op for people: ``_scaled_dot_product_flash_attention[0]`` is ``sdpa_flash[0]``."""
+    attention = re.fullmatch(r"_scaled_dot_product_(\w+?)_attention(?:_for_cpu)?(.*)", name)
+    return f"sdpa_{attention[1]}{attention[2]}" if attention else name
 
 
 def style(action: str) -> str:
