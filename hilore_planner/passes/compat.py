@@ -7,6 +7,7 @@ through a name defined here, so that a new torch release means work in one file.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -230,3 +231,42 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
 def clear_blas_workspaces() -> None:
     """Free what cuBLAS handles hold of the CUDA caching allocator; they take it again when used."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def backward_frees_tangents() -> bool:
+    """Whether a compiled backward can free incoming gradients before it returns.
+
+    2.13 hands them over in a list; in 2.11 autograd's own frame holds them until the end.
+    """
+    return hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
+@functools.cache
+def held_after() -> Any:
+    """The operator ``held_after(value, anchor)``: the value itself, made no earlier than the anchor.
+
+    Inductor lowers it to an ordering between two kernels and to nothing at run time.
+    """
+    from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
+    from torch._inductor.virtualized import V
+
+    @torch.library.custom_op("hilore::held_after", mutates_args=())
+    def op(value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @op.register_fake
+    def _(value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(value)
+
+    @register_lowering(torch.ops.hilore.held_after.default, type_promotion_kind=None)
+    def _(value: Any, anchor: Any) -> Any:
+        value.realize()
+        anchor.realize()
+        made = value.data.data if isinstance(value.data, ir.StorageBox) else value.data
+        if isinstance(made, ir.MultiOutput):
+            made = made.inputs[0]
+        V.graph.additional_buffer_deps[made.get_operation_name()].add(anchor.get_name())
+        return value
+
+    return torch.ops.hilore.held_after.default

@@ -89,10 +89,18 @@ def summarise(ledger: Ledger, start: int, outputs: Sequence[Value]) -> Timeline:
         owners=ledger.owners(peak),
         end_bytes=totals[-1],
         reserved_bytes=ledger.allocator.reserved_bytes,
-        outputs=tuple(
-            TensorSpec.of(value) if isinstance(value, torch.Tensor) else value for value in outputs
-        ),
+        outputs=tuple(_output_specs(outputs)),
     )
+
+
+def _output_specs(outputs: Sequence[Value]) -> Iterator[InputSpec]:
+    groups: dict[int, str] = {}
+    for position, value in enumerate(outputs):
+        if not isinstance(value, torch.Tensor):
+            yield value
+            continue
+        key = value.untyped_storage()._cdata
+        yield TensorSpec.of(value, alias_group=groups.setdefault(key, f"output_{position}"))
 
 
 def _is_kept(spec: InputSpec) -> bool:

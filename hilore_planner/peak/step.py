@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hilore_planner.errors import RegionError
+from hilore_planner.passes.compat import backward_frees_tangents
 from hilore_planner.peak.allocator import Allocator
 from hilore_planner.peak.dry_run import (
     DryRunner,
@@ -141,11 +142,15 @@ class _Step:
         del outputs
         middle = len(ledger)
         incoming = self._incoming(held, ledger)
-        # Autograd's own frame holds the incoming gradients until the backward returns.
         arguments = sorted(saved, key=lambda value: isinstance(value, torch.Tensor)) + incoming
-        del saved
+        # The gradient of the loss itself stays in the frame of `loss.backward()`.
+        roots = [
+            value for value in incoming if isinstance(value, torch.Tensor) and value.numel() == 1
+        ]
+        still_held = roots if backward_frees_tangents() else incoming
+        del saved, incoming
         gradients = list(self.runner.run(self.backward, arguments))
-        incoming.clear()
+        still_held.clear()
         self._accumulate(gradients)
         return forward_line, summarise(ledger, middle, gradients)
 
@@ -166,7 +171,7 @@ class _Step:
                 f"the backward {self.backward.path} takes {len(names)} incoming gradients, but "
                 f"{len(specs)} are known: give `tangents`"
             )
-        return materialise([replace(s, alias_group=None) for s in specs], names, ledger)
+        return materialise(specs, names, ledger)
 
     def _accumulate(self, gradients: list[Value]) -> None:
         """Copy, one by one, gradients whose layout is not their parameter's, as autograd does."""

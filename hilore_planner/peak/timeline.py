@@ -74,7 +74,9 @@ class TensorSpec:
     is_kept: bool = True
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, *, is_kept: bool = True) -> TensorSpec:
+    def of(
+        cls, tensor: torch.Tensor, *, alias_group: str | None = None, is_kept: bool = True
+    ) -> TensorSpec:
         """The spec of a tensor (real, fake or meta) with static shape."""
         storage = tensor.untyped_storage()
         return cls(
@@ -84,7 +86,7 @@ class TensorSpec:
             tensor.device,
             int(tensor.storage_offset()),
             int(storage.nbytes()),
-            f"storage_{storage._cdata:x}",
+            alias_group,
             is_kept,
         )
 
