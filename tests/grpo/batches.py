@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -77,6 +77,17 @@ def plain(name: str) -> PolicyLoss:
     return make_loss(name, **REQUIRED.get(name, {}))
 
 
+def label(loss: PolicyLoss) -> str:
+    """The loss's class and the options that differ from their defaults."""
+    assert is_dataclass(loss)
+    changed = [
+        f"{f.name}={getattr(loss, f.name)}"
+        for f in fields(loss)
+        if getattr(loss, f.name) != f.default
+    ]
+    return f"{type(loss).__name__}({', '.join(changed)})"
+
+
 def varied() -> list[PolicyLoss]:
     """Every loss plain, and every option that changes a derivative, at least once per family."""
     losses = [plain(name) for name in LOSSES]
@@ -90,10 +101,9 @@ def varied() -> list[PolicyLoss]:
         losses.append(make_loss(name, off_policy_mask_threshold=0.05))
     for kind in CLIPPED:
         losses += [make_loss(f"trl/{kind}", delta=delta) for delta in (0.9, 1.1, 1.5)]
-    for mode in (n for n in LOSSES if n.startswith("verl/")):
-        for aggregation in AGGREGATIONS:
-            options = {**REQUIRED.get(mode, {}), "loss_agg_mode": aggregation}
-            losses.append(make_loss(mode, **options, clip_ratio_high=0.3))
+    for aggregation in AGGREGATIONS:
+        for mode in ("verl/vanilla", "verl/gspo", "verl/sapo"):
+            losses.append(make_loss(mode, loss_agg_mode=aggregation, clip_ratio_high=0.3))
     for kind in KL_TYPES:
         losses.append(make_loss("verl/vanilla", use_kl_loss=True, kl_loss_type=kind))
     for name in ("openrlhf/ppo", "openrlhf/gspo"):
