@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from hilore_planner.options import Options
+from hilore_planner.plan import Figures, PlacementPlan, Provenance, UnitSource
+from hilore_planner.solvers import CompressedForm, PlacementProblem, Position, Solution, Unit
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hilore_planner"
@@ -64,3 +71,28 @@ def test_private_torch_is_reached_through_one_module() -> None:
 def test_the_solvers_load_no_torch() -> None:
     script = "import hilore_planner.solvers, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+
+
+def test_the_docs_name_every_option() -> None:
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    for option in dataclasses.fields(Options):
+        assert f"| `{option.name}` |" in text
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *(PlacementPlan, PlacementProblem, Solution, Unit, Position, CompressedForm),
+        *(UnitSource, Figures, Provenance),
+    ],
+)
+def test_the_docs_name_every_field_of_a_plan(record: Any) -> None:
+    text = (ROOT / "docs" / "plan-file.md").read_text(encoding="utf-8")
+    for field in dataclasses.fields(record):
+        assert f"`{field.name}`" in text or field.name == "codec"
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

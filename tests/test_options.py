@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from hilore_planner.errors import OptionError
-from hilore_planner.options import Options
+from hilore_planner.options import KNOWN_CODECS, Options
+from hilore_planner.passes.codecs import CODECS
 
 GIB = 2**30
 
@@ -14,6 +15,10 @@ def test_nothing_given_is_the_defaults() -> None:
     assert Options.parse() == Options.parse({}) == Options()
     assert Options().codecs == ("int8", "fp8_e4m3")
     assert Options().gradient_error == 0.0
+
+
+def test_the_codecs_named_are_those_there_are() -> None:
+    assert tuple(CODECS) == KNOWN_CODECS
 
 
 def test_reads_every_option() -> None:
