@@ -21,6 +21,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hilore_planner.errors import HiloreError
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -213,6 +215,24 @@ class CachingAllocator:
             pool.remove(preceding)
             block = _joined(preceding, block)
         return block
+
+
+_UNMODELLED_SETTINGS = ("backend", "max_split_size_mb", "roundup_power2_divisions")
+
+
+def caching_allocator(settings: str) -> CachingAllocator:
+    """The model for what `PYTORCH_CUDA_ALLOC_CONF` says, as `name:value,name:value`.
+
+    Raises:
+        HiloreError: a setting that changes what is counted, and is not modelled.
+    """
+    values = dict(part.strip().partition(":")[::2] for part in settings.split(",") if part.strip())
+    for name in _UNMODELLED_SETTINGS:
+        if name in values and values[name] != "native":
+            raise HiloreError(
+                f"the CUDA allocator's setting {name} is {values[name]!r}; predictions need it unset"
+            )
+    return CachingAllocator(values.get("expandable_segments", "False").strip() == "True")
 
 
 def _joined(first: Block, second: Block) -> Block:

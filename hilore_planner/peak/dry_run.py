@@ -9,6 +9,7 @@ out as at run time.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hilore_planner.errors import RegionError
-from hilore_planner.peak.allocator import Allocator, CachingAllocator, ExactAllocator
+from hilore_planner.peak.allocator import Allocator, ExactAllocator, caching_allocator
 from hilore_planner.peak.namespace import rebind_call
 from hilore_planner.peak.timeline import Ledger, TensorSpec, Timeline
 from hilore_planner.peak.wrapper import InputSpec, Wrapper
@@ -37,8 +38,17 @@ class Workspaces(Protocol):
 
 
 def allocator_for(device: torch.device) -> Allocator:
-    """The model of the allocator that serves a device."""
-    return CachingAllocator() if device.type == "cuda" else ExactAllocator()
+    """The model of the allocator that serves a device, as the environment configures it.
+
+    Raises:
+        HiloreError: it is configured in a way that is not modelled.
+    """
+    if device.type != "cuda":
+        return ExactAllocator()
+    settings = (
+        os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    )
+    return caching_allocator(",".join(settings))
 
 
 def dry_run(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hilore_planner.errors import HiloreError
 from hilore_planner.passes.compat import clear_blas_workspaces, without_modes
@@ -28,7 +28,8 @@ SCHEMA = 1
 class MeasuredWorkspaces:
     """Answers from its table, and runs what is not in it.
 
-    Collectives are not run: a communication library's buffers are its own.
+    Collectives are not run: a communication library's buffers are its own. On CUDA a measurement
+    resets the device's peak statistics.
     """
 
     def __init__(self, device: torch.device | str, path: Path | None = None) -> None:
@@ -47,7 +48,7 @@ class MeasuredWorkspaces:
         self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> int:
         """Bytes `op` takes at its peak beyond its inputs and outputs; tensors may be fake."""
-        if _takes_nothing(op):
+        if _takes_nothing(op) or not self._is_used_by((args, kwargs)):
             return 0
         key = call_key(op, args, kwargs)
         if key not in self._table:
@@ -56,6 +57,12 @@ class MeasuredWorkspaces:
                 self._table[key] = self._measure(lambda: op(*real_args, **real_kwargs))
             self._write()
         return self._table[key]
+
+    def _is_used_by(self, arguments: Any) -> bool:
+        leaves = tree_leaves(arguments)
+        return any(
+            isinstance(x, torch.Tensor) and x.device.type == self.device.type for x in leaves
+        )
 
     def _measure(self, fn: Callable[[], object]) -> int:
         fn()  # libraries set up what they keep for good

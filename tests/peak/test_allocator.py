@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hilore_planner.errors import HiloreError
 from hilore_planner.peak.allocator import (
     MIB,
     CachingAllocator,
     ExactAllocator,
+    caching_allocator,
     rounded_bytes,
     segment_bytes,
 )
@@ -84,6 +86,21 @@ def test_freeing_twice_is_refused() -> None:
     allocator.free(block)
     with pytest.raises(ValueError, match="not an allocated block"):
         allocator.free(block)
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:False", "backend:native"])
+def test_settings_that_are_the_default_change_nothing(settings: str) -> None:
+    assert not caching_allocator(settings).expandable_segments
+
+
+def test_expandable_segments_are_read_from_the_settings() -> None:
+    settings = "garbage_collection_threshold:0.8, expandable_segments:True"
+    assert caching_allocator(settings).expandable_segments
+
+
+def test_settings_that_change_the_counting_are_refused() -> None:
+    with pytest.raises(HiloreError, match="max_split_size_mb is '128'"):
+        caching_allocator("max_split_size_mb:128")
 
 
 Program = list[tuple[int, int]]
