@@ -54,7 +54,11 @@ def explain(plan: PlacementPlan) -> Explanation:
     """Attributes the peak of a plan's program and tries single changes to it.
 
     A change that would exceed the plan's budget for the gradient's error is not offered.
+
+    Raises:
+        InfeasibleError: the plan has no placement.
     """
+    plan.require_feasible()
     found = replay(plan.problem, plan.solution.placement)
     return Explanation(
         position=found.peak_position,

@@ -120,12 +120,7 @@ class PlacementPlan:
             InfeasibleError: nothing fits the cap; it has the smallest cap that something fits.
         """
         plan = self._at(memory_cap, gradient_error)._solved(self.solution, solver_seconds)
-        if plan.solution.status == "infeasible":
-            raise InfeasibleError(
-                _infeasible_message(plan),
-                smallest_feasible_cap_bytes=plan.solution.smallest_feasible_cap_bytes,
-                holding=plan.solution.holding,
-            )
+        plan.require_feasible()
         return plan
 
     def sweep(
@@ -156,6 +151,19 @@ class PlacementPlan:
             # A smaller cap's placement fits here too: the solver starts from it and betters it.
             start = plan.solution
         return tuple(plans[cap_bytes] for cap_bytes in sizes)
+
+    def require_feasible(self) -> None:
+        """Does nothing if the plan has a placement.
+
+        Raises:
+            InfeasibleError: nothing fits the plan's cap.
+        """
+        if self.solution.status == "infeasible":
+            raise InfeasibleError(
+                _infeasible_message(self),
+                smallest_feasible_cap_bytes=self.solution.smallest_feasible_cap_bytes,
+                holding=self.solution.holding,
+            )
 
     def diff(self, other: PlacementPlan) -> PlanDiff:
         """What changes from this plan to ``other``, unit by unit."""
@@ -220,6 +228,6 @@ def _infeasible_message(plan: PlacementPlan) -> str:
         return f"no placement of {plan.region!r} exists under any memory_cap"
     held = f", held up most by {', '.join(solution.holding[:3])}" if solution.holding else ""
     return (
-        f"no placement of {plan.region!r} fits memory_cap {cap}: the smallest that fits is "
+        f"no placement of {plan.region!r} fits memory_cap {cap}: the smallest found to fit is "
         f"{least_bytes} bytes ({format_bytes(least_bytes)}){held}"
     )

@@ -144,7 +144,7 @@ def test_a_cap_that_nothing_fits_says_the_smallest_that_does(hilore: Run, plan: 
     assert result.code == 1
     assert result.out == ""
     assert result.err.startswith("hilore: no placement of 'update' fits memory_cap 100.0 MiB: ")
-    smallest = result.err.split("the smallest that fits is ")[1].split()[0]
+    smallest = result.err.split("the smallest found to fit is ")[1].split()[0]
     assert hilore("solve", plan, "--memory-cap", smallest).code == 0
     assert hilore("solve", plan, "--memory-cap", int(smallest) - 1).code == 1
 

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from hilore_planner.errors import InfeasibleError
 from hilore_planner.explain import explain
 from hilore_planner.plan import Figures
 from hilore_planner.render import words
+from hilore_planner.render.diff import diff as render_diff
 from hilore_planner.render.explain import explain as render_explanation
 from hilore_planner.render.fold import fold, layer_ranges
 from hilore_planner.render.header import header
@@ -107,6 +109,25 @@ def test_small_units_stored_in_any_case_are_summed() -> None:
     everything = "\n".join(line.plain for line in show(small, 100, everything=True))
     assert "layer 1\n  store*          1.0 KiB" in everything
     assert "--all" not in everything
+
+
+def test_a_plan_that_nothing_fits_says_so_everywhere() -> None:
+    plan = toy_plan()
+    solution = replace(
+        plan.solution,
+        status="infeasible",
+        placement={},
+        smallest_feasible_cap_bytes=300 * MIB,
+        holding=("lm_head",),
+    )
+    infeasible = replace(plan, solution=solution)
+    shown = [line.plain for line in show(infeasible, 100)]
+    assert "  smallest cap    300.0 MiB   held up by lm_head" in shown
+    assert not any("unit" in line for line in shown)
+    compared = [line.plain.split() for line in render_diff(plan.diff(infeasible), 100)]
+    assert ["status", "feasible", "infeasible"] in compared
+    with pytest.raises(InfeasibleError, match=r"300.0 MiB\), held up most by lm_head"):
+        explain(infeasible)
 
 
 def test_the_owners_of_the_peak_add_up_to_it() -> None:

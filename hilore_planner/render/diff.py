@@ -43,20 +43,26 @@ def _figures(plans: PlanDiff) -> Iterator[Line]:
     before, after = plans.before, plans.after
     if before.region != after.region:
         yield Line(("region", before.region, after.region, ""))
-    sizes = (
-        ("cap", before.problem.memory_cap_bytes, after.problem.memory_cap_bytes),
+    cap, cap_after = before.problem.memory_cap_bytes, after.problem.memory_cap_bytes
+    yield Line(("cap", format_bytes(cap), format_bytes(cap_after), _bytes(cap_after - cap)))
+    if "infeasible" in (before.solution.status, after.solution.status):
+        yield Line(("status", before.solution.status, after.solution.status, ""))
+        return
+    for name, old, new in (
         ("predicted peak", before.predicted_peak_bytes, after.predicted_peak_bytes),
         ("saved", before.solution.saved_bytes, after.solution.saved_bytes),
-    )
-    for name, old, new in sizes:
-        change = format_bytes(new - old, sign=True)
-        yield Line((name, format_bytes(old), format_bytes(new), change))
+    ):
+        yield Line((name, format_bytes(old), format_bytes(new), _bytes(new - old)))
     old_ns, new_ns = before.solution.objective_ns, after.solution.objective_ns
     change = format_ns(new_ns - old_ns, sign=True)
     yield Line(("added time", format_ns(old_ns), format_ns(new_ns), change))
     old_error, new_error = before.predicted_gradient_error, after.predicted_gradient_error
     change = f"{new_error - old_error:+.3g}"
     yield Line(("gradient error", f"{old_error:.3g}", f"{new_error:.3g}", change))
+
+
+def _bytes(change: int) -> str:
+    return format_bytes(change, sign=True)
 
 
 def _changes(plans: PlanDiff) -> Iterator[Line]:
@@ -76,7 +82,7 @@ def _cells(change: UnitChange, unit: Unit, source: UnitSource) -> tuple[str, ...
     return (
         words.action(change.before or "absent"),
         words.action(change.after or "absent"),
-        format_bytes(change.after_kept_bytes - change.before_kept_bytes, sign=True),
+        _bytes(change.after_kept_bytes - change.before_kept_bytes),
         words.value(source.dtype, source.shape),
         unit_label(unit, source),
         words.op(source.op),
