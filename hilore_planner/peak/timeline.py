@@ -26,10 +26,12 @@ class Moment:
 
     Attributes:
         line: line number in the wrapper's file; 0 before the first line.
+        label: that line's text.
         allocated_bytes: what the device's allocator counts then.
     """
 
     line: int
+    label: str
     allocated_bytes: int
 
 
@@ -221,7 +223,7 @@ class Ledger:
     def moments(self, start: int = 0) -> tuple[Moment, ...]:
         """The record from the `start`-th entry on."""
         lines = [entry.line for entry in self._entries[start:]]
-        return tuple(map(Moment, lines, self.totals()[start + 1 :]))
+        return tuple(map(Moment, lines, map(self.text, lines), self.totals()[start + 1 :]))
 
     def line_at(self, position: int) -> int:
         """The wrapper's line that made the `position`-th entry; 0 for none."""

@@ -88,11 +88,15 @@ class Mutating(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled, warm update and its two wrappers."""
+    """A compiled, warm update and its two wrappers.
+
+    `run` begins and ends without gradients; `accumulate` adds to those that are there.
+    """
 
     forward: Wrapper
     backward: Wrapper
     run: Callable[[], object]
+    accumulate: Callable[[], object]
 
     def predicted(self, *, updates: int = 1) -> StepPeak:
         """The predicted update on the CPU."""
@@ -116,22 +120,22 @@ def compiled(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Compiled:
     torch._dynamo.reset()
     function = torch.compile(model)
 
-    def run() -> object:
-        model.zero_grad(set_to_none=True)
+    def accumulate() -> object:
         outputs = function(*inputs)
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
         loss.backward()
         return outputs
 
     with capture_wrappers() as wrappers:
-        run()
+        accumulate()
     (forward,) = (wrapper for wrapper in wrappers if not wrapper.is_backward)
     (backward,) = (wrapper for wrapper in wrappers if wrapper.is_backward)
 
-    def measured_run() -> object:
-        outputs = run()
+    def run() -> object:
+        model.zero_grad(set_to_none=True)
+        outputs = accumulate()
         model.zero_grad(set_to_none=True)
         return outputs
 
-    measured_run()
-    return Compiled(forward, backward, measured_run)
+    run()
+    return Compiled(forward, backward, run, accumulate)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hilore_planner.peak import measured_peak_bytes
 from tests.peak.programs import (
     Attention,
     Compiled,
@@ -41,6 +42,13 @@ def case(request: pytest.FixtureRequest) -> Compiled:
 def test_the_update_peak_is_predicted_to_the_byte(case: Compiled) -> None:
     predicted = case.predicted()
     assert predicted.peak_bytes - predicted.base_bytes == case.measured_bytes()
+
+
+def test_gradients_that_are_there_are_added_to_in_place(case: Compiled) -> None:
+    case.accumulate()
+    measured = measured_peak_bytes(case.accumulate, "cpu").added_bytes
+    predicted = case.predicted()
+    assert predicted.peak_bytes - predicted.base_bytes == measured
 
 
 def test_a_second_update_takes_what_the_first_took(case: Compiled) -> None:
