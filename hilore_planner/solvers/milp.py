@@ -12,25 +12,29 @@ import time
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from hilore_planner.errors import HiloreError, OptionError
+from hilore_planner.errors import OptionError
 from hilore_planner.solvers.problem import PlacementProblem, Solution
+from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.search import (
     Candidate,
     Found,
+    LeastPeak,
+    LeastTime,
     Limits,
     candidate,
     closed,
-    least_peak,
-    least_time,
+    search,
     start_refinement,
 )
 from hilore_planner.solvers.structure import Structure, analyse
 
 Engine = Literal["milp", "lp-repair"]
 
+_FENCES = (0, 1, 2)
+"""How many layers ahead placements may rebuild that are searched before all others."""
 
-class SolverLimitError(HiloreError):
-    """The time limit passed before any placement was found, or shown not to exist."""
+_FENCED_SHARE = 0.3
+"""Of the time that is left."""
 
 
 def solve(
@@ -51,11 +55,12 @@ def solve(
         engine: ``"milp"`` or ``"lp-repair"``.
 
     Returns:
-        A solution; ``"infeasible"`` with the smallest feasible cap if nothing fits.
+        A solution; ``"infeasible"`` if no placement fits the cap, with the smallest cap that one
+        was found for. Its gap is then that cap's: below ``(1 - gap)`` of it nothing can fit.
 
     Raises:
         OptionError: for an unknown engine.
-        SolverLimitError: if the limit passed with nothing found and nothing proven.
+        PlacementError: for a warm start that does not fit the problem.
     """
     if engine not in get_args(Engine):
         raise OptionError(f"engine {engine!r} is unknown; known are {list(get_args(Engine))}")
@@ -64,34 +69,49 @@ def solve(
     structure = analyse(problem)
     refinement = start_refinement(structure)
     start = None if warm_start is None else candidate(structure, warm_start)
-    if start is not None and not _fits(start, structure):
+    goal = LeastTime(problem.memory_cap_bytes)
+    if start is not None and (
+        not goal.accepts(start.replay) or start.replay.risk > structure.risk_budget
+    ):
         start = None
-    found = least_time(structure, refinement, problem.memory_cap_bytes, limits, start)
-    best = found.candidate
+    first = search(goal, structure, refinement, limits, start, rounds=1)
+    best = first.best or _fenced(goal, structure, refinement, limits)
     if best is None:
-        floor = least_peak(structure, refinement, limits)
-        best = floor.candidate
-        if best is None or best.replay.peak_bytes > problem.memory_cap_bytes:
-            proven = found.infeasible or floor.infeasible or floor.bound > problem.memory_cap_bytes
-            if not proven:
-                raise SolverLimitError(_nothing_found(problem, floor, time_limit_seconds))
-            return _infeasible(floor, engine, time.monotonic() - started)
-    return _solution(best, found.bound, limits, engine, time.monotonic() - started)
+        floor = _least_peak(structure, refinement, limits)
+        if floor.best is None or not goal.accepts(floor.best.replay):
+            return _infeasible(structure, floor, engine, time.monotonic() - started)
+        best = floor.best
+    bound = first.bound
+    if not closed(best.replay.time_ns, bound, relative_gap):
+        found = search(goal, structure, refinement, limits, best)
+        best, bound = found.best or best, max(bound, found.bound)
+    return _solution(best, bound, limits, engine, time.monotonic() - started)
 
 
-def _fits(start: Candidate, structure: Structure) -> bool:
-    """Whether a placement is within the cap and the risk budget."""
-    within_cap = start.replay.peak_bytes <= structure.problem.memory_cap_bytes
-    return within_cap and start.replay.risk <= structure.risk_budget
+def _fenced(
+    goal: LeastTime, structure: Structure, refinement: Refinement, limits: Limits
+) -> Candidate | None:
+    """A placement that rebuilds no further ahead than it must to be under the cap."""
+    for layers in _FENCES:
+        fenced = refinement.fenced(structure.fences(layers))
+        if fenced.fences:
+            found = search(goal, structure, fenced, limits.part(_FENCED_SHARE))
+            if found.best is not None:
+                return found.best
+    return None
 
 
-def _nothing_found(problem: PlacementProblem, floor: Found, seconds: float) -> str:
-    best = floor.candidate
-    least = "none" if best is None else f"{best.replay.peak_bytes} bytes"
-    return (
-        f"memory cap {problem.memory_cap_bytes} bytes: no placement found in {seconds} s, and none "
-        f"ruled out (least peak found: {least}, proven: {floor.bound} bytes); allow more time"
-    )
+def _least_peak(structure: Structure, refinement: Refinement, limits: Limits) -> Found:
+    """Fenced placements first, further and further ahead, then any."""
+    fixed_bytes = max((p.fixed_bytes for p in structure.problem.positions), default=0)
+    # A tenth of the gap; below one byte, and so exact, where that is less.
+    goal = LeastPeak(max(0.1 * limits.relative_gap * fixed_bytes, 0.4))
+    best: Candidate | None = None
+    for layers in _FENCES:
+        fenced = refinement.fenced(structure.fences(layers))
+        if fenced.fences:
+            best = search(goal, structure, fenced, limits.part(_FENCED_SHARE), best).best
+    return search(goal, structure, refinement, limits.part(_FENCED_SHARE), best)
 
 
 def _solution(
@@ -115,23 +135,32 @@ def _solution(
     )
 
 
-def _infeasible(floor: Found, engine: Engine, seconds: float) -> Solution:
-    best = floor.candidate
-    holding: tuple[str, ...] = ()
-    if best is not None:
-        holding = tuple(name for name, _ in best.replay.owners(best.replay.peak_position))
+def _infeasible(structure: Structure, floor: Found, engine: Engine, seconds: float) -> Solution:
+    best = floor.best
+    least_bytes = None if best is None else best.replay.peak_bytes
     return Solution(
         status="infeasible",
         engine=engine,
         placement={},
         objective_ns=0,
         bound_ns=0,
-        gap=0.0,
+        gap=0.0 if least_bytes is None else (least_bytes - floor.bound) / max(least_bytes, 1),
         solver_seconds=seconds,
         peak_bytes=0,
         peak_position=0,
         saved_bytes=0,
         risk=0.0,
-        smallest_feasible_cap_bytes=None if best is None else best.replay.peak_bytes,
-        holding=holding,
+        smallest_feasible_cap_bytes=least_bytes,
+        holding=_holding(structure, best),
+    )
+
+
+def _holding(structure: Structure, best: Candidate | None) -> tuple[str, ...]:
+    """What is alive at the least peak; where no cap would do, what cannot be at hand."""
+    if best is not None:
+        return tuple(name for name, _ in best.replay.owners(best.replay.peak_position))
+    return tuple(
+        unit.name
+        for unit, forms in zip(structure.problem.units, structure.forms, strict=True)
+        if unit.read_at and not (unit.can_store or unit.can_recompute or forms)
     )

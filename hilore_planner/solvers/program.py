@@ -39,9 +39,16 @@ def time_program(structure: Structure, refinement: Refinement, cap_bytes: Bytes)
     return _program(structure, refinement, cap_bytes)
 
 
-def peak_program(structure: Structure, refinement: Refinement) -> Program:
-    """Least peak, whatever the time; the objective is in units of ``cap.unit_bytes``."""
-    return _program(structure, refinement, None)
+def peak_program(structure: Structure, refinement: Refinement, slack_bytes: float) -> Program:
+    """Least peak in units of ``cap.unit_bytes``, and all time together worth ``slack_bytes``.
+
+    The little that time is worth keeps the program from rebuilding what it need not, which at
+    positions it has no row for yet would cost a lot.
+    """
+    program = _program(structure, refinement, None)
+    worth = program.cap.unit_bytes * max(_everything_ns(structure), 1) / slack_bytes
+    minimise_time(program.model, program.variables, worth)
+    return program
 
 
 def _program(structure: Structure, refinement: Refinement, cap_bytes: Bytes | None) -> Program:

@@ -4,6 +4,10 @@ At one position, for every unit: is it demanded by then, is it still needed. Whe
 answer under the placement is not the replay's, the break or tail that decides it is written out,
 and so, up the chain of readers, is all that the answer rests on. At that position the program is
 then exact for this placement, so no placement comes twice.
+
+Breaks and tails go where the replay's demand begins and ends, not where the position is: there they
+decide every position between, and equal layers need the same ones. Units of one kind get them
+together.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from dataclasses import dataclass
 
 from hilore_planner.solvers.problem import PositionIndex
 from hilore_planner.solvers.refinement import Refinement
-from hilore_planner.solvers.structure import Structure
+from hilore_planner.solvers.structure import NEVER, Structure
 from hilore_planner.solvers.variables import RECOMPUTE, rebuilds
 from hilore_planner.solvers.verify import Replay
 
@@ -25,8 +29,10 @@ class _View:
     structure: Structure
     refinement: Refinement
     actions: tuple[str | None, ...]
-    demand: tuple[PositionIndex | None, ...]
-    last: tuple[PositionIndex | None, ...]
+    demand: tuple[PositionIndex, ...]
+    last: tuple[PositionIndex, ...]
+    horizon: Mapping[int, PositionIndex]
+    """What equal layers share lies after this; what lies before is too much to repeat."""
 
 
 def refine(
@@ -42,8 +48,9 @@ def refine(
         structure=structure,
         refinement=refinement,
         actions=tuple(placement.get(name) for name in names),
-        demand=tuple(replay.demand.get(name) for name in names),
-        last=tuple(replay.last.get(name) for name in names),
+        demand=tuple(replay.demand.get(name, NEVER) for name in names),
+        last=tuple(replay.last.get(name, NEVER) for name in names),
+        horizon=refinement.fences or structure.fences(1),
     )
     grown = refinement.add_peak(position)
     if position < structure.problem.first_backward:
@@ -55,38 +62,57 @@ def refine(
 
 
 def _refine_unit(view: _View, u: int, action: str, k: PositionIndex) -> bool:
-    demand, last = view.demand[u], view.last[u]
-    assert demand is not None  # the replay has every placed unit
-    assert last is not None
     grown = False
-    if rebuilds(view.structure, u, action):
-        if demand <= k < view.structure.latest[u]:
-            grown |= view.refinement.add_break(u, k)
-        if action != RECOMPUTE and demand >= k:
-            grown |= _deny(view, u, k - 1)
-    if view.structure.surely_last[u] < k <= last:
-        grown |= view.refinement.add_tail(u, k)
+    remade = rebuilds(view.structure, u, action)
+    if remade and view.demand[u] <= k:
+        grown |= _add_break(view, u, view.demand[u])
+    if remade and action != RECOMPUTE and view.demand[u] >= k:
+        grown |= _deny(view, u)
+    if view.structure.surely_last[u] < k <= view.last[u]:
+        grown |= _add_tail(view, u, k if remade else view.last[u])
         for v in view.structure.rebuilders[u]:
-            if _needed_late(view, v, k):
-                grown |= _deny(view, v, k - 1)
+            if view.actions[v] == RECOMPUTE and view.demand[v] == view.last[u]:
+                grown |= _deny(view, v)
     return grown
 
 
-def _needed_late(view: _View, v: int, k: PositionIndex) -> bool:
-    demand = view.demand[v]
-    return view.actions[v] == RECOMPUTE and demand is not None and demand >= k
-
-
-def _deny(view: _View, unit: int, k: PositionIndex) -> bool:
-    """Let the program see that ``unit`` and every reader up the chain are not demanded by k."""
-    structure = view.structure
+def _deny(view: _View, unit: int) -> bool:
+    """Let the program see that ``unit`` is not demanded sooner: nor is any reader up the chain."""
     grown, seen, stack = False, {unit}, [unit]
     while stack:
         u = stack.pop()
-        if not structure.earliest[u] <= k < structure.latest[u]:
-            continue
-        grown |= view.refinement.add_break(u, k)
-        readers = {v for v in structure.rebuilders[u] if view.actions[v] == RECOMPUTE}
+        grown |= _add_break(view, u, view.demand[u] - 1)
+        readers = {v for v in view.structure.rebuilders[u] if view.actions[v] == RECOMPUTE}
         stack += readers - seen
         seen |= readers
     return grown
+
+
+def _add_break(view: _View, unit: int, position: PositionIndex) -> bool:
+    """Add a break, and as far from their latest demand those of the other units of its kind."""
+    structure = view.structure
+    if not structure.earliest[unit] <= position < structure.latest[unit]:
+        return False
+    if not view.refinement.add_break(unit, position):
+        return False
+    offset = structure.latest[unit] - position
+    if position > view.horizon.get(unit, NEVER):
+        for other in structure.alike(unit):
+            shifted = structure.latest[other] - offset
+            if structure.earliest[other] <= shifted:
+                view.refinement.add_break(other, shifted)
+    return True
+
+
+def _add_tail(view: _View, unit: int, position: PositionIndex) -> bool:
+    """Add a tail, and as far from their latest demand those of the other units of its kind."""
+    structure = view.structure
+    if not view.refinement.add_tail(unit, position):
+        return False
+    offset = structure.latest[unit] - position
+    if position > view.horizon.get(unit, NEVER):
+        for other in structure.alike(unit):
+            shifted = structure.latest[other] - offset
+            if structure.surely_last[other] < shifted <= structure.possibly_last[other]:
+                view.refinement.add_tail(other, shifted)
+    return True

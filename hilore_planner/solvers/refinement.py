@@ -9,7 +9,8 @@ that counts too little, and is refined at the positions where a solution's repla
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from hilore_planner.solvers.problem import PositionIndex
 
@@ -24,11 +25,20 @@ class Refinement:
             then, ascending.
         tails: by unit, positions past its sure last need at which the program decides whether it is
             still needed.
+        fences: by unit, a position by which it must not be demanded. Fences restrict the program
+            to placements that rebuild only so far ahead: quick to make exact, but no bound.
     """
 
     peaks: list[PositionIndex] = field(default_factory=list)
     breaks: dict[int, list[PositionIndex]] = field(default_factory=dict)
     tails: dict[int, list[PositionIndex]] = field(default_factory=dict)
+    fences: Mapping[int, PositionIndex] = field(default_factory=dict)
+
+    def fenced(self, fences: Mapping[int, PositionIndex]) -> Refinement:
+        """The same refinement, growing together with this one, behind ``fences``."""
+        for unit, position in fences.items():
+            self.add_break(unit, position)
+        return replace(self, fences=fences)
 
     def add_peak(self, position: PositionIndex) -> bool:
         """Write out the peak row at ``position``; False if it is there already."""

@@ -7,8 +7,9 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from hilore_planner.solvers.linear import Column, LinearModel, solve_linear
+from hilore_planner.solvers.linear import Column, LinearResult, solve_linear
 from hilore_planner.solvers.problem import Bytes, Nanoseconds, PositionIndex
 from hilore_planner.solvers.program import Program, peak_program, read_placement, time_program
 from hilore_planner.solvers.refine import refine
@@ -19,7 +20,7 @@ from hilore_planner.solvers.verify import Replay, replay
 _log = logging.getLogger(__name__)
 
 _ROUNDS = 200
-_POSITIONS_A_ROUND = 8
+_POSITIONS_A_ROUND = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,100 @@ class Limits:
         """Whether the deadline has passed."""
         return time.monotonic() >= self.deadline
 
+    def part(self, share: float) -> Limits:
+        """The same gap, and ``share`` of the time that is left."""
+        now = time.monotonic()
+        return Limits(self.relative_gap, now + share * max(self.deadline - now, 0.0))
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """The best candidate of a search, if any, and a proven lower bound on what it minimised."""
 
-    candidate: Candidate | None
+    best: Candidate | None
     bound: int
     infeasible: bool = False
     """No placement satisfies the rows at all."""
+
+
+class Goal(Protocol):
+    """What a search minimises."""
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+
+    def program(self, structure: Structure, refinement: Refinement) -> Program:
+        """The program to solve."""
+
+    def value(self, replay: Replay) -> int:
+        """What is minimised, of a replay."""
+
+    def bound(self, program: Program, result: LinearResult) -> int:
+        """A lower bound on the value of every placement, from a solve without fences."""
+
+    def limit_bytes(self, program: Program, result: LinearResult) -> Bytes:
+        """The peak that the program believes its solution has at most."""
+
+    def accepts(self, replay: Replay) -> bool:
+        """Whether a placement may be returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeastTime:
+    """The fastest placement under a cap."""
+
+    cap_bytes: Bytes
+    name: str = "least time"
+
+    def program(self, structure: Structure, refinement: Refinement) -> Program:
+        """Time, peaks under the cap."""
+        return time_program(structure, refinement, self.cap_bytes)
+
+    def value(self, replay: Replay) -> Nanoseconds:
+        """Its time."""
+        return replay.time_ns
+
+    def bound(self, program: Program, result: LinearResult) -> Nanoseconds:
+        """The solver's, in ns."""
+        return _round_up(result.bound * program.unit_ns)
+
+    def limit_bytes(self, program: Program, result: LinearResult) -> Bytes:
+        """The cap."""
+        return self.cap_bytes
+
+    def accepts(self, replay: Replay) -> bool:
+        """Under the cap."""
+        return replay.peak_bytes <= self.cap_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LeastPeak:
+    """The placement of the smallest peak; up to ``slack_bytes`` of it are given for time."""
+
+    slack_bytes: float
+    name: str = "least peak"
+
+    def program(self, structure: Structure, refinement: Refinement) -> Program:
+        """The highest peak, and a little time."""
+        return peak_program(structure, refinement, self.slack_bytes)
+
+    def value(self, replay: Replay) -> Bytes:
+        """Its peak."""
+        return replay.peak_bytes
+
+    def bound(self, program: Program, result: LinearResult) -> Bytes:
+        """The solver's, in bytes, less all that time can be worth."""
+        return _round_up(result.bound * program.cap.unit_bytes - self.slack_bytes)
+
+    def limit_bytes(self, program: Program, result: LinearResult) -> Bytes:
+        """The value of the cap's column."""
+        assert program.cap.column is not None  # this goal minimises it
+        return round(result.values[program.cap.column] * program.cap.unit_bytes)
+
+    def accepts(self, replay: Replay) -> bool:
+        """Any."""
+        return True
 
 
 def candidate(structure: Structure, placement: Mapping[str, str]) -> Candidate:
@@ -59,7 +145,7 @@ def candidate(structure: Structure, placement: Mapping[str, str]) -> Candidate:
 
 
 def start_refinement(structure: Structure) -> Refinement:
-    """Peak rows at both ends of backward and where fixed bytes are highest."""
+    """Peak rows where backward starts and where fixed bytes are highest."""
     positions = structure.problem.positions
     refinement = Refinement()
     if positions:
@@ -69,72 +155,53 @@ def start_refinement(structure: Structure) -> Refinement:
     return refinement
 
 
-def least_time(
-    structure: Structure,
-    refinement: Refinement,
-    cap_bytes: Bytes,
-    limits: Limits,
-    best: Candidate | None = None,
-) -> Found:
-    """The fastest placement whose replayed peak is within ``cap_bytes``."""
-    bound = 0
-    for round_number in range(_ROUNDS):
-        program = time_program(structure, refinement, cap_bytes)
-        result = solve_linear(
-            program.model,
-            relative_gap=limits.relative_gap,
-            deadline=limits.deadline,
-            hint=_hint(program, best),
-        )
-        if result.outcome == "infeasible":
-            return Found(None, 0, infeasible=True)
-        bound = max(bound, _round_up(result.bound * program.unit_ns))
-        if not result.values:
-            break
-        found = candidate(structure, read_placement(program.variables, result.values))
-        over = _worst(found.replay.position_bytes, cap_bytes)
-        _log_round("least time", round_number, program, found, len(over))
-        if not over and (best is None or found.replay.time_ns < best.replay.time_ns):
-            best = found
-        if best is not None and closed(best.replay.time_ns, bound, limits.relative_gap):
-            break
-        if limits.out_of_time() or not _grow(structure, refinement, found, over):
-            break
-    return Found(best, bound)
-
-
-def least_peak(structure: Structure, refinement: Refinement, limits: Limits) -> Found:
-    """The placement of the smallest replayed peak, whatever its time."""
-    best: Candidate | None = None
-    bound = 0
-    for round_number in range(_ROUNDS):
-        program = peak_program(structure, refinement)
-        result = solve_linear(
-            program.model,
-            relative_gap=limits.relative_gap,
-            deadline=limits.deadline,
-            hint=_hint(program, best),
-        )
-        if result.outcome == "infeasible":
-            return Found(None, 0, infeasible=True)
-        bound = max(bound, _round_up(result.bound * program.cap.unit_bytes))
-        if not result.values:
-            break
-        found = candidate(structure, read_placement(program.variables, result.values))
-        if best is None or found.replay.peak_bytes < best.replay.peak_bytes:
-            best = found
-        over = _worst(found.replay.position_bytes, bound)
-        _log_round("least peak", round_number, program, found, len(over))
-        if closed(best.replay.peak_bytes, bound, limits.relative_gap):
-            break
-        if limits.out_of_time() or not _grow(structure, refinement, found, over):
-            break
-    return Found(best, bound)
-
-
 def closed(value: int, bound: int, relative_gap: float) -> bool:
     """Whether ``value`` is proven within ``relative_gap`` of the least."""
     return value - bound <= relative_gap * value
+
+
+def search(
+    goal: Goal,
+    structure: Structure,
+    refinement: Refinement,
+    limits: Limits,
+    best: Candidate | None = None,
+    *,
+    rounds: int = _ROUNDS,
+) -> Found:
+    """Minimise ``goal``: solve, replay, refine where the replay is higher, and solve again.
+
+    Behind fences the bound is one on fenced placements only.
+    """
+    bound = 0
+    for round_number in range(rounds):
+        program = goal.program(structure, refinement)
+        result = solve_linear(
+            program.model,
+            relative_gap=limits.relative_gap,
+            deadline=limits.deadline,
+            hint=_hint(program, best),
+        )
+        if result.outcome == "infeasible":
+            return Found(best, bound, infeasible=True)
+        bound = max(bound, goal.bound(program, result))
+        if not result.values:
+            break
+        found = candidate(structure, read_placement(program.variables, result.values))
+        over = _over(found.replay.position_bytes, goal.limit_bytes(program, result))
+        _log_round(goal, round_number, program, found, len(over))
+        _log.info("bound %s", bound)
+        if goal.accepts(found.replay) and (
+            best is None or goal.value(found.replay) < goal.value(best.replay)
+        ):
+            best = found
+        if best is not None and closed(goal.value(best.replay), bound, limits.relative_gap):
+            break
+        if round_number == rounds - 1 or limits.out_of_time():
+            break
+        if not _grow(structure, refinement, found, over):
+            break
+    return Found(best, bound)
 
 
 def _grow(
@@ -147,7 +214,7 @@ def _grow(
     return any(grown)
 
 
-def _worst(position_bytes: Sequence[Bytes], limit_bytes: Bytes) -> list[PositionIndex]:
+def _over(position_bytes: Sequence[Bytes], limit_bytes: Bytes) -> list[PositionIndex]:
     """The highest local maxima above the limit."""
     last = len(position_bytes) - 1
     over = [
@@ -178,16 +245,16 @@ def _hint(program: Program, best: Candidate | None) -> dict[Column, float] | Non
     }
 
 
-def _log_round(what: str, round_number: int, program: Program, found: Candidate, over: int) -> None:
-    model: LinearModel = program.model
-    time_ns: Nanoseconds = found.replay.time_ns
+def _log_round(
+    goal: Goal, round_number: int, program: Program, found: Candidate, over: int
+) -> None:
     _log.info(
         "%s, round %d: %d columns, %d rows, peak %d bytes, time %d ns, %d positions to refine",
-        what,
+        goal.name,
         round_number,
-        len(model.column_names),
-        len(model.row_names),
+        len(program.model.column_names),
+        len(program.model.row_names),
         found.replay.peak_bytes,
-        time_ns,
+        found.replay.time_ns,
         over,
     )

@@ -36,6 +36,33 @@ class Structure:
     tainted: tuple[bool, ...]
     """Whether the unit can be inexact at all."""
 
+    kinds: dict[str, tuple[int, ...]]
+    """Units of each kind that can be needed."""
+
+    def alike(self, unit: int) -> tuple[int, ...]:
+        """The units of the same kind, itself among them; only itself where it has none."""
+        return self.kinds.get(self.problem.units[unit].kind, (unit,))
+
+    def fences(self, layers: int) -> dict[int, PositionIndex]:
+        """Positions that keep units from being demanded more than ``layers`` layers ahead.
+
+        Backward goes through layers from the last to the first. A layer's turn starts at the first
+        position that reads one of its units; a unit's fence is right before the turn of the layer
+        that is ``layers`` above its own. Units without a layer have none.
+        """
+        starts: dict[int, PositionIndex] = {}
+        for u, unit in enumerate(self.problem.units):
+            if unit.layer is not None and self.needed(u):
+                starts[unit.layer] = min(starts.get(unit.layer, self.latest[u]), self.latest[u])
+        fences: dict[int, PositionIndex] = {}
+        for u, unit in enumerate(self.problem.units):
+            if unit.layer is not None and self.needed(u):
+                above = starts[min(unit.layer + layers, max(starts))]
+                fence = min(above, self.latest[u]) - 1
+                if fence >= self.earliest[u]:
+                    fences[u] = fence
+        return fences
+
     def needed(self, unit: int) -> bool:
         """Whether some placement needs the unit."""
         return self.latest[unit] != NEVER
@@ -78,6 +105,7 @@ def analyse(problem: PlacementProblem) -> Structure:
         forms=forms,
         risk_budget=budget,
         tainted=_tainted(problem, parents, forms),
+        kinds=_kinds(problem, latest),
     )
 
 
@@ -91,3 +119,11 @@ def _tainted(
         lossy = any(form.risk > 0 for form in forms[u])
         tainted.append(lossy or (unit.can_recompute and any(tainted[p] for p in parents[u])))
     return tuple(tainted)
+
+
+def _kinds(problem: PlacementProblem, latest: list[int]) -> dict[str, tuple[int, ...]]:
+    groups: dict[str, list[int]] = {}
+    for u, unit in enumerate(problem.units):
+        if unit.kind and latest[u] != NEVER:
+            groups.setdefault(unit.kind, []).append(u)
+    return {kind: tuple(group) for kind, group in groups.items()}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hilore_planner.solvers.linear import Column, LinearModel
 from hilore_planner.solvers.problem import PositionIndex
 from hilore_planner.solvers.refinement import Refinement
-from hilore_planner.solvers.structure import Structure
+from hilore_planner.solvers.structure import NEVER, Structure
 
 STORE, RECOMPUTE = "store", "recompute"
 
@@ -74,7 +74,8 @@ def add_variables(model: LinearModel, structure: Structure, refinement: Refineme
         for action in actions[u]:
             if rebuilds(structure, u, action):
                 for k in positions:
-                    by[u, action, k] = model.column(f"by[{name},{action},{k}]")
+                    upper = 0.0 if k <= refinement.fences.get(u, NEVER) else 1.0
+                    by[u, action, k] = model.column(f"by[{name},{action},{k}]", upper=upper)
     tail: dict[tuple[int, str, PositionIndex], Column] = {}
     for u, positions in refinement.tails.items():
         name = structure.problem.units[u].name
