@@ -52,6 +52,15 @@ def test_constant_reward_exact_in_binary_is_exactly_zero(reward: float) -> None:
     assert bool((group_advantages(rewards, 8, tolerance=0.0) == 0).all())
 
 
+def test_rewards_an_ulp_apart_are_constant_and_a_thousandth_are_not() -> None:
+    rewards = torch.tensor([0.3, 0.1 + 0.2 + 3e-8, 0.3, 0.3])
+    assert float(rewards.max() - rewards.min()) > 0
+    assert bool((group_advantages(rewards, 4, VERL) == 0).all())
+    assert bool((group_advantages(rewards, 4, VERL, tolerance=0.0) != 0).any())
+    spread = torch.tensor([0.3, 0.3003, 0.3, 0.3])
+    assert bool((group_advantages(spread, 4, VERL) != 0).all())
+
+
 @given(
     st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=9),
     st.sampled_from([TRL, VERL, OPENRLHF]),

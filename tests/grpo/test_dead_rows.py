@@ -205,6 +205,18 @@ def test_an_empty_batch_has_a_loss_of_zero() -> None:
     assert make_loss("verl/vanilla").loss(torch.zeros(0, 0), live.batch) == 0
 
 
+def test_rows_of_padding_add_nothing() -> None:
+    loss = make_loss("verl/vanilla")
+    batch = LossBatch(advantages=torch.tensor([1.0, -2.0, 3.0]), mask=torch.ones(3, 2))
+    live = drop_dead(loss, batch)
+    first, second = pad_microbatches([2, 2, 2], max_tokens=4, shapes=1)
+    part = live.take(second)
+    assert (len(first.sequences), len(second.sequences), second.height) == (2, 1, 2)
+    assert part.kept.tolist() == [2, 2]
+    assert loss.weights(part.batch).tolist() == [[pytest.approx(1 / 6)] * 2, [0.0, 0.0]]
+    assert part.batch.mask.tolist() == [[1, 1], [0, 0]]
+
+
 def test_packed_rows_of_another_batch() -> None:
     live = drop_dead(make_loss("verl/vanilla"), random_batch(0).batch)
     with pytest.raises(OptionError, match="6"):

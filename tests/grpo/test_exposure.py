@@ -99,6 +99,14 @@ def test_basis() -> None:
     assert bool((first.live == bound.live).all())
 
 
+def test_liveness_does_not_rely_on_ratio_one() -> None:
+    """Off policy DRO moves tokens of zero advantage, which at ratio one have no coefficient."""
+    batch = LossBatch(advantages=torch.zeros(2), mask=torch.ones(2, 3))
+    found = exposure(make_loss("verl/dro", dro_beta=0.5), batch)
+    assert bool((found.rows == 0).all())
+    assert bool(found.live.all())
+
+
 def test_an_infinite_bound_is_refused_and_a_ratio_limit_helps() -> None:
     batch = random_batch(3).batch
     with pytest.raises(OptionError, match="ratio_limit"):

@@ -9,7 +9,7 @@ from torch import Tensor
 from hilore_planner.errors import OptionError
 from hilore_planner.grpo.base import PolicyLoss
 from hilore_planner.grpo.batch import LossBatch, pad_packed, require
-from hilore_planner.grpo.masks import importance_weights, mask_truncated
+from hilore_planner.grpo.masks import high_entropy, importance_weights, mask_truncated
 from hilore_planner.grpo.registry import LOSSES, make_loss
 from tests.grpo.batches import label, plain, random_batch
 
@@ -103,6 +103,24 @@ def test_sequence_mask_drops_whole_sequences() -> None:
     assert weights.tolist() == [[0.0], [pytest.approx(1.1051709)]]
     with pytest.raises(OptionError, match="mode is 'row'"):
         importance_weights(batch, mode="row")
+
+
+def test_tokens_at_the_entropy_quantile_are_kept() -> None:
+    batch = LossBatch(
+        advantages=torch.ones(2), mask=torch.tensor([[1, 1], [1, 0]]), entropies=torch.ones(2, 2)
+    )
+    assert high_entropy(batch, 0.3).tolist() == [[1, 1], [1, 0]]
+
+
+def test_torchtitan_drops_tokens_without_a_finite_generator_log_prob() -> None:
+    old = torch.tensor([[-1.0, float("nan"), -float("inf"), -1.0]])
+    batch = LossBatch(
+        advantages=torch.ones(1), mask=torch.ones(1, 4), old_log_probs=old, num_tokens=8
+    )
+    loss, log_probs = make_loss("torchtitan/dapo"), torch.full((1, 4), -1.0).requires_grad_()
+    (gradient,) = torch.autograd.grad(loss.loss(log_probs, batch), log_probs)
+    assert gradient.tolist() == [[-0.125, 0.0, 0.0, -0.125]]
+    assert loss.coefficient(log_probs.detach(), batch).tolist() == gradient.tolist()
 
 
 TRACEABLE = [n for n in LOSSES if n not in ("verl/clip_cov", "verl/kl_cov")]
