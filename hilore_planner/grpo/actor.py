@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hilore_planner.grpo.reference import LossType, token_loss
+from hilore_planner.grpo.base import PolicyLoss
+from hilore_planner.grpo.batch import LossBatch
+from hilore_planner.grpo.trl import TRLLoss
 
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2.5-0.5b": {
@@ -41,6 +43,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 """Shapes of public models; weights are random."""
+
+DAPO = TRLLoss()
+"""TRL's default: DAPO's token mean, clipped, without a KL term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ def random_batch(
 
 
 def actor_loss(
-    model: Any, *, prompt: int, loss_type: LossType = "dapo"
+    model: Any, *, prompt: int, objective: PolicyLoss = DAPO
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The function to compile: batch tensors in, scalar loss out.
 
@@ -121,6 +126,7 @@ def actor_loss(
         logits = (hidden @ model.lm_head.weight.t()).float()
         chosen = logits.gather(-1, ids[:, prompt:, None])[..., 0]
         log_probs = chosen - logits.logsumexp(-1)
-        return token_loss(log_probs, old_log_probs, advantages, mask, loss_type=loss_type)
+        numbers = LossBatch(advantages=advantages, mask=mask, old_log_probs=old_log_probs)
+        return objective.loss(log_probs, numbers)
 
     return loss

@@ -46,7 +46,7 @@ class Clip:
 
 def by_sign(advantages: Tensor, gaining: float, losing: float) -> Tensor:
     """``gaining`` where the advantage is positive, else ``losing``, in the advantages' dtype."""
-    options = advantages.new_tensor(gaining), advantages.new_tensor(losing)
+    options = advantages.new_full((), gaining), advantages.new_full((), losing)
     return torch.where(advantages > 0, *options)
 
 

@@ -203,8 +203,8 @@ def geo_mean_bound(cfg: VerlLoss, batch: LossBatch, limit: float) -> SlopeBound:
     advantages = batch.token_advantages.expand_as(batch.mask)
     losing = (inside(advantages, batch) < 0).any(-1, keepdim=True)
     mean = sequence_advantage(batch)
-    highest = mean.new_tensor(min(math.exp(cfg.clip_ratio_high), limit))
-    bound = times_advantage(torch.where(losing, mean.new_tensor(limit), highest), mean)
+    highest = mean.new_full((), min(math.exp(cfg.clip_ratio_high), limit))
+    bound = times_advantage(torch.where(losing, mean.new_full((), limit), highest), mean)
     return SlopeBound(
         sequence_slope=bound, spread=sequence_spread(batch, advantages.dtype) * (advantages != 0)
     )
