@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,66 +12,109 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.head import HeadRefusal, HeadSite, plan_head, rewrite_head
+from hilore_planner.passes.head import (
+    HeadSite,
+    normalise_head,
+    plan_head,
+    rewrite_head,
+)
 
-LogProbs = Callable[[Tensor, Tensor, Tensor], Tensor]
 Update = Callable[..., Any]
 
 
-@dataclass
-class Cutter:
-    """A joint-graph partitioner that cuts the head first; ``chunks`` 0 leaves it whole."""
+class Plain:
+    """A backend that runs the halves of a joint graph by FX, with Inductor's decompositions.
 
-    chunks: int
-    found: list[HeadSite | HeadRefusal] = field(default_factory=list)
-    halves: list[tuple[GraphModule, GraphModule]] = field(default_factory=list)
+    The partitioner gets the joint graph as :func:`plan_head` wants it. ``inputs`` are the real
+    inputs of the last forward.
+    """
 
-    def __call__(
+    def __init__(self, chunks: int | None = None) -> None:
+        self.chunks = chunks
+        self.joint: list[GraphModule] = []
+        self.halves: list[tuple[GraphModule, GraphModule]] = []
+        self.inputs: list[Any] = []
+
+    def partition(
         self, gm: GraphModule, joint_inputs: Any, **keywords: Any
     ) -> tuple[GraphModule, GraphModule]:
-        compat.cse(gm)
-        found = plan_head(gm)
-        self.found.append(found)
-        if self.chunks and isinstance(found, HeadSite):
-            rewrite_head(gm, found, self.chunks)
+        prepare(gm)
+        self.joint.append(copy.deepcopy(gm))
+        if self.chunks is not None:
+            rewrite_head(gm, site(gm), self.chunks)
         halves = min_cut_rematerialization_partition(gm, joint_inputs, **keywords)
         self.halves.append(halves)
         return halves
 
-    @property
-    def site(self) -> HeadSite:
-        (found,) = self.found
-        assert isinstance(found, HeadSite), found.reason
-        return found
+    def run(self, gm: GraphModule, _inputs: Any) -> Any:
+        is_forward = not any("tangents" in n.name for n in gm.graph.nodes if n.op == "placeholder")
 
-    @property
-    def refusal(self) -> HeadRefusal:
-        (found,) = self.found
-        assert isinstance(found, HeadRefusal)
-        return found
+        def boxed(inputs: list[Any]) -> Any:
+            if is_forward:
+                self.inputs = list(inputs)
+            return gm(*inputs)
 
-    def compiled(self, update: Update, *, dynamic: bool = False) -> Update:
-        """``update`` through AOTAutograd with Inductor's decompositions; graphs run by FX."""
+        boxed._boxed_call = True  # type: ignore[attr-defined]
+        return boxed
 
-        def run(gm: GraphModule, _inputs: Any) -> Any:
-            def boxed(inputs: list[Any]) -> Any:
-                return gm(*inputs)
-
-            boxed._boxed_call = True  # type: ignore[attr-defined]
-            return boxed
-
+    def compile(self, update: Update, *, dynamic: bool = False) -> Update:
         backend = aot_autograd(
-            fw_compiler=run,
-            bw_compiler=run,
-            inference_compiler=run,
-            partition_fn=self,
+            fw_compiler=self.run,
+            bw_compiler=self.run,
+            inference_compiler=self.run,
+            partition_fn=self.partition,
             decompositions=select_decomp_table(),
         )
         torch._dynamo.reset()
         return torch.compile(update, backend=backend, dynamic=dynamic)
+
+
+def prepare(gm: GraphModule) -> None:
+    """What goes before :func:`plan_head`."""
+    compat.cse(gm)
+    normalise_head(gm)
+
+
+def site(gm: GraphModule) -> HeadSite:
+    found = plan_head(gm)
+    assert isinstance(found, HeadSite), f"{found.reason}: {found.node}"
+    return found
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A joint graph with real inputs for it, tangents all one."""
+
+    gm: GraphModule
+    inputs: list[Any]
+
+    def outputs(self, gm: GraphModule | None = None, scale: float = 1.0) -> list[Any]:
+        """Forward outputs and gradients of ``gm`` (this graph, if not given)."""
+        gm = self.gm if gm is None else gm
+        tangents = [
+            torch.full(node.meta["val"].shape, scale, dtype=node.meta["val"].dtype)
+            for node in gm.graph.nodes
+            if node.op == "placeholder" and compat.is_tangent(node)
+        ]
+        with torch.no_grad():
+            made = Interpreter(gm).run(*self.inputs, *tangents, enable_io_processing=False)
+        return list(made)
+
+    def cut(self, chunks: int) -> GraphModule:
+        gm = copy.deepcopy(self.gm)
+        rewrite_head(gm, site(gm), chunks)
+        return gm
+
+
+def capture(update: Update) -> Joint:
+    """The joint graph of ``update``, as the partitioner of a compiler backend gets it."""
+    plain = Plain()
+    plain.compile(update)()
+    (gm,) = plain.joint
+    return Joint(gm, plain.inputs)
 
 
 @dataclass(frozen=True)
@@ -79,6 +123,7 @@ class Batch:
 
     hidden: Tensor
     weight: Tensor
+    bias: Tensor
     targets: Tensor
     old: Tensor
     advantages: Tensor
@@ -106,6 +151,7 @@ def batch(
     return Batch(
         hidden=normal(sequences, prompt + tokens, hidden).requires_grad_(),
         weight=normal(vocabulary, hidden).requires_grad_(),
+        bias=normal(vocabulary).requires_grad_(),
         targets=torch.randint(0, vocabulary, (sequences, tokens), generator=generator),
         old=torch.full((sequences, tokens), -6.0, dtype=exact),
         advantages=normal(sequences).to(exact),
@@ -132,47 +178,44 @@ def responses(b: Batch) -> Tensor:
     return torch.tanh(b.hidden)[:, b.hidden.shape[1] - b.targets.shape[1] :]
 
 
-def gradients(
-    update: Callable[[], Tensor], inputs: list[Tensor], scale: float = 1.0
-) -> list[Tensor]:
-    loss = update()
-    return [loss.detach(), *torch.autograd.grad(loss * scale, inputs)]
-
-
-def assert_equal_gradients(
-    got: list[Tensor], expected: list[Tensor], *, relative: float = 1e-12
-) -> None:
+def assert_close(got: list[Any], expected: list[Any], *, relative: float = 1e-12) -> None:
+    """Equal but for rounding, gradient by gradient, in norm."""
+    assert len(got) == len(expected)
     for mine, theirs in zip(got, expected, strict=True):
+        if theirs is None:
+            assert mine is None
+            continue
         assert mine.dtype == theirs.dtype
         assert mine.shape == theirs.shape
         assert (mine - theirs).norm() <= relative * theirs.norm()
 
 
-def live_elements(gm: GraphModule) -> int:
-    """The most elements of one kind alive at once: of values wider than ``D`` per row, by storage."""
-    nodes = list(gm.graph.nodes)
+def wide_alive(gm: GraphModule, vocabulary: int) -> tuple[int, int]:
+    """Rows of logits alive at once, at most, and rows of the longest value of them.
+
+    Counted are storages made in the graph of which some view has a dimension of ``vocabulary``; one
+    is alive from where it is made to its last reader. A row is ``vocabulary`` elements.
+    """
+    nodes = [node for node in gm.graph.nodes if _storage(node) is not None]
+    inputs = {_storage(node) for node in nodes if node.op == "placeholder"}
+    rows: dict[int, int] = {}
     last_use: dict[int, int] = {}
     for index, node in enumerate(nodes):
         for read in (node, *node.all_input_nodes):
-            key = compat.storage_key(read) if _is_tensor(read) else None
-            if key is not None:
+            if (key := _storage(read)) is not None:
                 last_use[key] = index
-    alive: dict[int, int] = {}
+        key, value = _storage(node), node.meta["val"]
+        if key is not None and key not in inputs and vocabulary in value.shape:
+            rows[key] = value.untyped_storage().nbytes() // value.itemsize // vocabulary
+    alive: set[int] = set()
     most = 0
     for index, node in enumerate(nodes):
-        key = compat.storage_key(node) if _is_tensor(node) else None
-        if key is not None and node.op == "call_function":
-            alive.setdefault(key, node.meta["val"].numel())
-        most = max(most, sum(alive.values()))
-        alive = {key: size for key, size in alive.items() if last_use[key] > index}
-    return most
+        key = _storage(node)
+        alive |= {key} & rows.keys() if key is not None else set()
+        most = max(most, sum(rows[key] for key in alive))
+        alive = {key for key in alive if last_use[key] > index}
+    return most, max(rows.values())
 
 
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), Tensor)
-
-
-def largest_value(gm: GraphModule) -> int:
-    """Elements of the largest tensor of a graph that is not an input."""
-    made = (node for node in gm.graph.nodes if node.op == "call_function" and _is_tensor(node))
-    return max(int(node.meta["val"].numel()) for node in made)
+def _storage(node: Node) -> int | None:
+    return compat.storage_key(node) if isinstance(node.meta.get("val"), Tensor) else None

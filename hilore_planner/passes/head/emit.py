@@ -82,6 +82,11 @@ class Emitter:
         raise ValueError(f"no forward value has a dimension of {size}")
 
 
+def side_of(node: Node) -> Side:
+    """The side a node is on; one without a tag comes from a joint pass and follows its readers."""
+    return "is_forward" if on_forward(node) else "is_backward"
+
+
 def on_forward(node: Node) -> bool:
     """Whether a node belongs to the forward for sure; joint passes leave some without a side."""
     return node.meta.get("partitioner_tag") == "is_forward"

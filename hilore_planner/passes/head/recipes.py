@@ -83,7 +83,7 @@ def _leaves(value: Any, of: Callable[[Node], Operand]) -> Any:
     return map_aggregate(value, fill)
 
 
-def _nodes(node: Node, *indices: int) -> tuple[Node, ...]:
+def value_args(node: Node, *indices: int) -> tuple[Node, ...]:
     """Arguments that are values of the graph."""
     found = tuple(node.args[index] for index in indices)
     assert all(isinstance(arg, Node) for arg in found)
@@ -121,13 +121,13 @@ def _full(node: Node, rows: Rows) -> Recipe:
 
 
 def _expand(node: Node, rows: Rows) -> Recipe:
-    (source,) = _nodes(node, 0)
+    (source,) = value_args(node, 0)
     operand = align(source, shape_of(node), rows)
     return Recipe(node.target, (operand, _sizes(node, node.args[1], rows)), {})
 
 
 def _view(node: Node, rows: Rows) -> Recipe:
-    (source,) = _nodes(node, 0)
+    (source,) = value_args(node, 0)
     out, own = shape_of(node), shape_of(source)
     block = product(out[rows.axis : rows.axis + rows.count])
     before = product(out[: rows.axis])
@@ -147,7 +147,7 @@ def _rest(shape: Sequence[Size], rows: Rows | None) -> tuple[list[Size], list[Si
 
 
 def _unsqueeze(node: Node, rows: Rows) -> Recipe:
-    (source,) = _nodes(node, 0)
+    (source,) = value_args(node, 0)
     written: Any = node.args[1]
     dim = positive_dim(written, len(shape_of(node)))
     if holds_rows(dim, rows):
@@ -160,7 +160,7 @@ def _unsqueeze(node: Node, rows: Rows) -> Recipe:
 
 
 def _permute(node: Node, rows: Rows) -> Recipe:
-    (source,) = _nodes(node, 0)
+    (source,) = value_args(node, 0)
     written: Any = node.args[1]
     order = [positive_dim(dim, len(written)) for dim in written]
     moved = order[rows.axis : rows.axis + rows.count]
@@ -181,7 +181,7 @@ def _along(dim_arg: int, same_shape_args: Sequence[int]) -> Callable[[Node, Rows
             raise NotRowWiseError(node, f"{node.target} runs along the rows")
         args = list(_leaves(node.args, Operand))
         for index in same_shape_args:
-            (read,) = _nodes(node, index)
+            (read,) = value_args(node, index)
             args[index] = Operand(read, rows)
         args[dim_arg] = chunk_dim(place, rows)
         return Recipe(node.target, tuple(args), _leaves(node.kwargs, Operand))
@@ -191,7 +191,7 @@ def _along(dim_arg: int, same_shape_args: Sequence[int]) -> Callable[[Node, Rows
 
 def _reduction(node: Node, rows: Rows) -> Recipe:
     """A reduction over dimensions behind the rows, such as the vocabulary."""
-    (source,) = _nodes(node, 0)
+    (source,) = value_args(node, 0)
     rank = len(shape_of(source))
     written: Any = node.args[1] if len(node.args) > 1 else None
     dims = [written] if isinstance(written, int) else list(written or range(rank))
@@ -206,7 +206,7 @@ def _reduction(node: Node, rows: Rows) -> Recipe:
 
 def _drop_dims(node: Node, rows: Rows) -> Recipe:
     """``select`` and ``squeeze``: dimensions behind the rows go away."""
-    (source,) = _nodes(node, 0)
+    (source,) = value_args(node, 0)
     rank = len(shape_of(source))
     written: Any = node.args[1]
     places = [positive_dim(d, rank) for d in ([written] if isinstance(written, int) else written)]
@@ -219,7 +219,7 @@ def _drop_dims(node: Node, rows: Rows) -> Recipe:
 
 
 def _select_scatter(node: Node, rows: Rows) -> Recipe:
-    base, source = _nodes(node, 0, 1)
+    base, source = value_args(node, 0, 1)
     dim: Any = node.args[2]
     place = positive_dim(dim, len(shape_of(node)))
     if place < rows.axis + rows.count:
@@ -230,45 +230,18 @@ def _select_scatter(node: Node, rows: Rows) -> Recipe:
 
 
 def _mm(node: Node, rows: Rows) -> Recipe:
-    left, right = _nodes(node, 0, 1)
+    left, right = value_args(node, 0, 1)
     if rows == Rows(0, 1):
         return Recipe(node.target, (Operand(left, rows), Operand(right)), dict(node.kwargs))
     return Recipe(node.target, (Operand(left), Operand(right, rows)), dict(node.kwargs))
 
 
 def _addmm(node: Node, rows: Rows) -> Recipe:
-    bias, left, right = _nodes(node, 0, 1, 2)
+    bias, left, right = value_args(node, 0, 1, 2)
     if rows != Rows(0, 1):
         raise NotRowWiseError(node, "addmm with rows in its second dimension")
     moved = (align(bias, shape_of(node), rows), Operand(left, rows), Operand(right))
     return Recipe(node.target, moved, dict(node.kwargs))
-
-
-def contraction(node: Node, known: Callable[[Node], Rows | None]) -> Recipe | None:
-    """The part of a sum over all rows that one chunk gives; None if ``node`` is no such sum."""
-    if node.target is aten.mm.default:
-        left, right = _nodes(node, 0, 1)
-        made = (Operand(left, Rows(1, 1)), Operand(right, Rows(0, 1)))
-        agree = (operand.rows == known(operand.node) for operand in made if known(operand.node))
-        return Recipe(node.target, made, dict(node.kwargs)) if all(agree) else None
-    if node.target is aten.sum.dim_IntList:
-        return _row_sum(node, known)
-    return None
-
-
-def _row_sum(node: Node, known: Callable[[Node], Rows | None]) -> Recipe | None:
-    (source,) = _nodes(node, 0)
-    rows, rank = known(source), len(shape_of(source))
-    if rows is None:
-        return None
-    dims: Any = node.args[1]
-    places = {positive_dim(dim, rank) for dim in dims}
-    block = set(range(rows.axis, rows.axis + rows.count))
-    keeps = bool(node.args[2]) if len(node.args) > 2 else False
-    if not block <= places or (keeps and rows.count > 1):
-        return None
-    moved = [chunk_dim(p, rows) for p in sorted(places - block)] + [rows.axis]
-    return Recipe(node.target, (Operand(source, rows), sorted(moved), *node.args[2:]), node.kwargs)
 
 
 _REDUCTIONS = (

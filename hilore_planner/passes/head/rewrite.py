@@ -16,7 +16,7 @@ from hilore_planner.passes.head.reach import ancestors, descendants
 from hilore_planner.passes.head.recipes import operands
 from hilore_planner.passes.head.shapes import shape_of, tensor_of
 from hilore_planner.passes.head.site import ChunkPass, Exit, HeadSite
-from hilore_planner.passes.head.sweep import Sweep
+from hilore_planner.passes.head.sweep import emit_sweep
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -52,7 +52,7 @@ def _rewrite_early(emitter: Emitter, site: HeadSite, chunks: int) -> None:
     twins = _forward_twins(emitter, site.tangent, outside)
     inside = {step.node for step in sweep.steps}
     with emitter.after(_latest(emitter, (twins.get(node, node) for node in outside)), "is_forward"):
-        made = Sweep(emitter, site, sweep, lambda node: twins.get(node, node)).run(chunks)
+        made = emit_sweep(emitter, site, sweep, lambda node: twins.get(node, node), chunks)
     for leaving in sweep.exits:
         whole = made[leaving.node]
         if leaving.needs_tangent and site.tangent is not None:
@@ -84,12 +84,12 @@ def _rewrite_rebuild(emitter: Emitter, site: HeadSite, chunks: int) -> None:
     later = {step.node for step in backward.steps}
     inside = {step.node for step in forward.steps} | later
     with emitter.after(_latest(emitter, (twins.get(node, node) for node in outside)), "is_forward"):
-        made = Sweep(emitter, site, forward, lambda node: twins.get(node, node)).run(chunks)
+        made = emit_sweep(emitter, site, forward, lambda node: twins.get(node, node), chunks)
     for node, whole in made.items():
         _replace(node, whole, inside)
     read = [made.get(node, node) for node in _outside(backward)]
     with emitter.after(_latest(emitter, read), "is_backward"):
-        made_later = Sweep(emitter, site, backward, lambda node: made.get(node, node)).run(chunks)
+        made_later = emit_sweep(emitter, site, backward, lambda node: made.get(node, node), chunks)
     for node, whole in made_later.items():
         _replace(node, whole, inside)
 

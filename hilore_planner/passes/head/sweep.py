@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from hilore_planner.passes import compat
 from hilore_planner.passes.head.emit import Emitter
+from hilore_planner.passes.head.reach import MATMULS
 from hilore_planner.passes.head.recipes import operands
 from hilore_planner.passes.head.shapes import shape_of
 from hilore_planner.passes.head.site import (
@@ -23,155 +20,130 @@ from hilore_planner.passes.head.site import (
     HeadSite,
     Operand,
     Recipe,
-    Rows,
-    Size,
+    Step,
 )
+from hilore_planner.passes.head.slices import Bound, Chunk, Slicer
 
 aten = torch.ops.aten
-Bound = int | Node
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows ``start`` to ``stop``; numbers, or nodes where the number of rows is symbolic."""
+def emit_sweep(
+    emitter: Emitter,
+    site: HeadSite,
+    sweep: ChunkPass,
+    value: Callable[[Node], Node],
+    chunks: int,
+) -> dict[Node, Node]:
+    """Emit all chunks of a sweep; gives for each exit's original node the new one.
 
-    start: Bound
-    stop: Bound
-    rows: Bound
-
-
-def static_bounds(rows: int, chunks: int) -> tuple[tuple[int, int], ...]:
-    """Equal chunks (but for the last) that cover ``rows``; never more than ``chunks``.
-
-    Chunk lengths are multiples of 8 if ``rows`` is: tensor cores want aligned operands.
+    ``value`` gives what stands for a value made before the sweep.
     """
-    step = -(-rows // chunks)
-    if rows % 8 == 0:
-        step = -(-step // 8) * 8
-    return tuple((start, min(start + step, rows)) for start in range(0, rows, step))
+    slicer = Slicer(emitter, site, value)
+    parts: dict[Node, list[Node]] = {leaving.node: [] for leaving in sweep.exits}
+    sums = {leaving.node for leaving in sweep.exits if leaving.kind == "sum"}
+    for chunk in slicer.chunks(chunks):
+        latest = {node: made[-1] for node, made in parts.items() if made}
+        totals = {node: made for node, made in latest.items() if node in sums}
+        finished = _finished(emitter, latest)
+        made = _OneChunk(emitter, slicer, chunk, totals, finished).run(sweep.steps)
+        for node, so_far in parts.items():
+            so_far.append(made[node])
+    return {leaving.node: _join(emitter, leaving, parts[leaving.node]) for leaving in sweep.exits}
 
 
-class Sweep:
-    """One sweep of a head while it is emitted."""
+def _finished(emitter: Emitter, latest: Mapping[Node, Node]) -> Node | None:
+    """A flag that exists once all of ``latest`` do; what it says is of no interest."""
+    flag: Node | None = None
+    for origin, made in latest.items():
+        element = made
+        while shape_of(element):
+            element = emitter.call(origin, aten.select.int, element, 0, 0)
+        mine = emitter.call(origin, aten.eq.Scalar, element, 0)
+        flag = mine if flag is None else emitter.call(origin, aten.logical_or.default, flag, mine)
+    return flag
+
+
+def _join(emitter: Emitter, leaving: Exit, parts: list[Node]) -> Node:
+    """The whole value of an exit."""
+    node, rows, whole = leaving.node, leaving.rows, parts[-1]
+    if rows is not None and len(parts) > 1:
+        whole = emitter.call(node, aten.cat.default, parts, rows.axis)
+    if len(shape_of(whole)) == len(shape_of(node)):
+        return whole
+    sizes = [emitter.size(size) for size in shape_of(node)]
+    return emitter.call(node, aten.view.default, whole, sizes)
+
+
+class _OneChunk:
+    """The steps of a sweep on one chunk.
+
+    A compiler is free to run the independent logits of all chunks first, and fusing the small
+    kernels of several chunks does make it: then all logits are alive at once. So a chunk's logits
+    are made to depend on the chunk before: their rows go through ``where(finished, rows, rows)``,
+    a copy of (rows, D).
+    """
 
     def __init__(
-        self, emitter: Emitter, site: HeadSite, sweep: ChunkPass, value: Callable[[Node], Node]
+        self,
+        emitter: Emitter,
+        slicer: Slicer,
+        chunk: Chunk,
+        totals: Mapping[Node, Node],
+        finished: Node | None,
     ) -> None:
         self.emitter = emitter
-        self.site = site
-        self.sweep = sweep
-        self.value = value
-        """What stands for a value computed before the sweep."""
-        self._whole: dict[Operand, Bound] = {}
-        self._inside = {step.node for step in sweep.steps}
+        self.slicer = slicer
+        self.chunk = chunk
+        self.totals = totals
+        self.finished = finished
+        self._made: dict[Node, Bound] = {}
+        self._read: dict[Operand, Bound] = {}
 
-    def run(self, chunks: int) -> dict[Node, Node]:
-        """Emit everything; gives for each exit's original node the new one."""
-        parts: dict[Node, list[Node]] = {leaving.node: [] for leaving in self.sweep.exits}
-        for chunk in self._chunks(chunks):
-            made: dict[Node, Node] = {}
-            slices: dict[Operand, Node] = {}
-            for step in self.sweep.steps:
-                made[step.node] = self._step(step.node, step.recipe, chunk, made, slices, parts)
-            for node in parts:
-                parts[node].append(made[node])
-        return {e.node: self._join(e, parts[e.node]) for e in self.sweep.exits}
+    def run(self, steps: tuple[Step, ...]) -> dict[Node, Node]:
+        """Emit the steps; gives the chunk's node for each original one."""
+        made: dict[Node, Node] = {}
+        for step in steps:
+            made[step.node] = self._step(step)
+            self._made[step.node] = made[step.node]
+        return made
 
-    def _chunks(self, chunks: int) -> list[Chunk]:
-        rows = self.site.rows
-        if isinstance(rows, int):
-            return [Chunk(a, b, b - a) for a, b in static_bounds(rows, chunks)]
-        origin, call = self.site.logits, self.emitter.call
-        total = self.emitter.size(rows)
-        cuts: list[Bound] = [0]
-        for index in range(1, chunks):
-            scaled = call(origin, operator.mul, total, index)
-            cuts.append(call(origin, operator.floordiv, scaled, chunks))
-        cuts.append(total)
-        return [
-            Chunk(a, b, call(origin, operator.sub, b, a) if a != 0 else b)
-            for a, b in pairwise(cuts)
-        ]
+    def _step(self, step: Step) -> Node:
+        node, recipe = step.node, step.recipe
+        if recipe.target is None:
+            (only,) = (self._get(operand) for operand in operands(recipe))
+            assert isinstance(only, Node)
+            return only
+        if self.finished is not None and node.target in MATMULS:
+            self._make_wait(node, recipe)
+        args = map_aggregate(recipe.args, self._fill)
+        kwargs = map_aggregate(recipe.kwargs, self._fill)
+        total = self.totals.get(node)
+        if total is not None and recipe.target is aten.mm.default:
+            return self.emitter.call(node, aten.addmm.default, total, *args)
+        part = self.emitter.call(node, recipe.target, *args, **kwargs)
+        if total is not None:
+            return self.emitter.call(node, aten.add.Tensor, total, part)
+        return part
 
-    def _step(
-        self,
-        node: Node,
-        made_by: Recipe,
-        chunk: Chunk,
-        made: dict[Node, Node],
-        slices: dict[Operand, Node],
-        parts: dict[Node, list[Node]],
-    ) -> Node:
-        def fill(leaf: Any) -> Any:
-            if isinstance(leaf, Operand):
-                if leaf.node in self._inside:
-                    return made[leaf.node]
-                return self._slice(leaf, chunk, slices)
-            return chunk.rows if leaf is ChunkRows.SIZE else leaf
+    def _make_wait(self, node: Node, recipe: Recipe) -> None:
+        read = operands(recipe)
+        if any(operand.node in self._made for operand in read):
+            return  # it waits already
+        for operand in read:
+            if operand.rows is not None and operand not in self._read:
+                rows = self.slicer.part(operand, self.chunk)
+                self._read[operand] = self.emitter.call(
+                    node, aten.where.self, self.finished, rows, rows
+                )
 
-        if made_by.target is None:
-            filled: Node = fill(operands(made_by)[0])
-            return filled
-        args, kwargs = map_aggregate(made_by.args, fill), map_aggregate(made_by.kwargs, fill)
-        earlier = parts.get(node)
-        if earlier and self._is_sum(node):
-            return self._add(node, earlier, made_by.target, args, kwargs)
-        return self.emitter.call(node, made_by.target, *args, **kwargs)
+    def _fill(self, leaf: Any) -> Any:
+        if isinstance(leaf, Operand):
+            return self._get(leaf)
+        return self.chunk.rows if leaf is ChunkRows.SIZE else leaf
 
-    def _is_sum(self, node: Node) -> bool:
-        return any(leaving.node is node and leaving.kind == "sum" for leaving in self.sweep.exits)
-
-    def _add(self, node: Node, earlier: list[Node], target: Any, args: Any, kwargs: Any) -> Node:
-        """The running total with this chunk's part: one buffer, not one a chunk."""
-        if target is aten.mm.default:
-            return self.emitter.call(node, aten.addmm.default, earlier[-1], *args)
-        part = self.emitter.call(node, target, *args, **kwargs)
-        return self.emitter.call(node, aten.add.Tensor, earlier[-1], part)
-
-    def _slice(self, operand: Operand, chunk: Chunk, slices: dict[Operand, Node]) -> Bound:
-        if operand not in self._whole:
-            self._whole[operand] = self._prepare(operand)
-        whole = self._whole[operand]
-        if operand.rows is None or (chunk.start == 0 and chunk.rows == self.site.rows):
-            return whole
-        if operand not in slices:
-            slices[operand] = self.emitter.call(
-                operand.node, aten.slice.Tensor, whole, operand.rows.axis, chunk.start, chunk.stop
-            )
-        return slices[operand]
-
-    def _prepare(self, operand: Operand) -> Bound:
-        """A value from before the sweep, with its rows in one dimension."""
-        if compat.is_sym_node(operand.node):
-            return self.emitter.size(operand.node.meta["val"])
-        node, origin, call = self.value(operand.node), operand.node, self.emitter.call
-        if operand.merged is not None:
-            return call(origin, aten.view.default, node, self._joined(node, operand.merged, 1))
-        rows = operand.rows
-        if rows is None:
-            return node
-        if operand.spread:
-            sizes = [self.emitter.size(size) for size in operand.spread]
-            node = call(origin, aten.expand.default, node, sizes)
-        if rows.count == 1:
-            return node
-        dense = call(origin, aten.clone.default, node, memory_format=torch.contiguous_format)
-        return call(origin, aten.view.default, dense, self._joined(dense, rows, self.site.rows))
-
-    def _joined(self, node: Node, block: Rows, size: Size) -> list[Bound]:
-        shape = shape_of(node)
-        sizes = (*shape[: block.axis], size, *shape[block.axis + block.count :])
-        return [self.emitter.size(own) for own in sizes]
-
-    def _join(self, leaving: Exit, parts: list[Node]) -> Node:
-        """The whole value of an exit."""
-        node, rows, call = leaving.node, leaving.rows, self.emitter.call
-        if rows is None:
-            return parts[-1]
-        whole = parts[0]
-        if len(parts) > 1:
-            whole = call(node, aten.cat.default, parts, rows.axis)
-        if rows.count == 1:
-            return whole
-        sizes = [self.emitter.size(size) for size in shape_of(node)]
-        return call(node, aten.view.default, whole, sizes)
+    def _get(self, operand: Operand) -> Bound:
+        if operand.node in self._made:
+            return self._made[operand.node]
+        if operand not in self._read:
+            self._read[operand] = self.slicer.part(operand, self.chunk)
+        return self._read[operand]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from torch.fx import Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.head.recipes import contraction, operands, recipe
+from hilore_planner.passes.head.recipes import operands, recipe
 from hilore_planner.passes.head.shapes import product, row_blocks, same, shape_of
 from hilore_planner.passes.head.site import (
     ChunkPass,
@@ -18,6 +18,7 @@ from hilore_planner.passes.head.site import (
     Size,
     Step,
 )
+from hilore_planner.passes.head.sums import row_sum
 
 
 class _Layouts:
@@ -48,7 +49,7 @@ class _Layouts:
             if self._agrees(made):
                 self._place(node, block, made)
                 return
-        total = contraction(node, self.known)
+        total = row_sum(node, self.known)
         if total is None:
             raise NotRowWiseError(node, reason)
         self._place(node, None, total)
