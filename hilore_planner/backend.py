@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +11,22 @@ from typing import Any
 
 import torch
 
+from hilore_planner.compiling import RegionCompiler
 from hilore_planner.errors import HiloreError, PlanFileError
 from hilore_planner.options import Options
-from hilore_planner.partitioner import HilorePartitioner
+from hilore_planner.partitioner import Planner
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.planning import PlannedRegion, plan_region, region_name
+from hilore_planner.planning import (
+    Correction,
+    PlannedRegion,
+    fingerprint,
+    plan_region,
+    region_name,
+)
 from hilore_planner.region import Surroundings, surroundings
 from hilore_planner.sizes import format_bytes
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -36,6 +40,11 @@ class _Count:
 _count = _Count()
 _plan_files: dict[Path, list[str]] = {}
 """Graphs that share one plan option, in the order they were compiled."""
+
+
+_KEEP_PLACE = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
+"""The plan fixes what is alive when: kernels stay in their order, and a dead buffer goes back to the allocator at once
+instead of waiting for another of its size."""
 
 
 def hilore(
@@ -68,66 +77,91 @@ def _raiser(error: HiloreError) -> Callable[..., Any]:
 def _compile(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, mode: str | None
 ) -> Callable[..., Any]:
-    patches = {**(compat.mode_options(mode) if mode else {}), **options.inductor}
+    asked = {**(compat.mode_options(mode) if mode else {}), **options.inductor}
     if not _has_backward(inputs):
-        return compat.compile_graph(gm, inputs, patches)  # type: ignore[no-any-return]
+        return compat.compile_graph(gm, inputs, asked)  # type: ignore[no-any-return]
+    patches = {**_KEEP_PLACE, **asked}
     around = surroundings(inputs)
     cap = options.resolve(
         around.total_bytes,
         around.usable_bytes,
         auto_reserved_bytes=around.pending_optimizer_bytes,
     )
-    name = region_name(gm)
+    source = PlanSource(options, around, region_name(gm), cap)
+    attempt = RegionCompiler(
+        gm=gm,
+        inputs=inputs,
+        patches=patches,
+        around=around,
+        cap_bytes=cap,
+        key=_cache_key(gm, inputs, options, around, cap),
+        planner=source.planner,
+        is_given=lambda: source.is_given,
+    ).run()
+    if attempt.plan is not None:
+        source.write(attempt.plan)
+    _report(source.region, attempt.plan, attempt.reason or "it has no backward")
+    return attempt.compiled
 
-    def plan(joint: JointGraph) -> PlannedRegion:
-        return _plan_or_load(joint, around, options, name, cap)
 
-    key = _cache_key(gm, inputs, options, around, cap)
-    partitioner = HilorePartitioner(key, plan)
-    patches["custom_partitioner_fn"] = partitioner
-    try:
-        compiled = compat.compile_graph(gm, inputs, patches)
-        made = _finish(partitioner, key)
-        if made is None and not partitioner.unplanned_reason:
-            # The graph came from Inductor's cache but its plan is gone from ours: make both again.
-            compiled = compat.compile_graph(gm, inputs, {**patches, "fx_graph_cache": False})
-            made = _finish(partitioner, key)
-    except Exception:
-        if partitioner.error is not None:
-            raise partitioner.error from None
-        raise
-    _report(name, made, partitioner.unplanned_reason or "it has no backward")
-    return compiled  # type: ignore[no-any-return]
+@dataclass(slots=True)
+class PlanSource:
+    """Where a region's plan comes from: the user's file if it is there and fits, else the solver."""
+
+    options: Options
+    around: Surroundings
+    region: str
+    cap_bytes: int
+    _graph: str = ""
+    _is_replaced: bool = False
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user's file decides."""
+        path = self.options.plan
+        return path is not None and path.exists() and not self._is_replaced
+
+    def planner(self, correction: Correction) -> Planner:
+        """What the partitioner calls with a joint graph."""
+
+        def plan(joint: JointGraph) -> PlannedRegion:
+            self._graph = fingerprint(joint)
+            path = _plan_file(self.options.plan, self._graph)
+            if path is not None and path.exists() and not self._is_replaced:
+                try:
+                    return self._solve(joint, correction, PlacementPlan.load(path))
+                except PlanFileError:
+                    if self.options.on_mismatch == "error":
+                        raise
+                    self._is_replaced = True
+            return self._solve(joint, correction, None)
+
+        return plan
+
+    def _solve(
+        self, joint: JointGraph, correction: Correction, loaded: PlacementPlan | None
+    ) -> PlannedRegion:
+        return plan_region(
+            joint,
+            self.around,
+            self.options,
+            region=self.region,
+            cap_bytes=self.cap_bytes,
+            correction=correction,
+            loaded=loaded,
+        )
+
+    def write(self, plan: PlacementPlan) -> None:
+        """Write the user's plan file, unless the plan came from it."""
+        path = _plan_file(self.options.plan, plan.provenance.fingerprint)
+        if path is not None and (self._is_replaced or not path.exists()):
+            plan.save(path)
 
 
 def _has_backward(inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
     )
-
-
-def _plan_or_load(
-    joint: JointGraph, around: Surroundings, options: Options, name: str, cap_bytes: int
-) -> PlannedRegion:
-    """The plan of the user's file if it is there and fits, else a new one."""
-    from hilore_planner.planning import fingerprint
-
-    path = _plan_file(options.plan, fingerprint(joint))
-    if path is not None and path.exists():
-        try:
-            loaded = PlacementPlan.load(path)
-            planned = plan_region(
-                joint, around, options, region=name, cap_bytes=cap_bytes, loaded=loaded
-            )
-        except PlanFileError:
-            if options.on_mismatch == "error":
-                raise
-        else:
-            return planned
-    planned = plan_region(joint, around, options, region=name, cap_bytes=cap_bytes)
-    if path is not None:
-        planned.plan.save(path)
-    return planned
 
 
 def _plan_file(path: Path | None, graph: str) -> Path | None:
@@ -165,16 +199,6 @@ def _cache_key(
     return digest.hexdigest()
 
 
-def _finish(partitioner: HilorePartitioner, key: str) -> PlacementPlan | None:
-    """Keep a new plan beside Inductor's cache; after a cache hit, fetch it from there."""
-    kept = Path(compat.cache_folder()) / "hilore" / f"{key}.json"
-    if partitioner.planned is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        partitioner.planned.plan.save(kept)
-        return partitioner.planned.plan
-    return PlacementPlan.load(kept) if kept.exists() else None
-
-
 def _report(name: str, plan: PlacementPlan | None, reason: str) -> None:
     """One line on stderr for every region: compiling takes long, and what happened must be seen."""
     _count.seen += 1
@@ -186,7 +210,7 @@ def _report(name: str, plan: PlacementPlan | None, reason: str) -> None:
     solution = plan.solution
     print(
         f"hilore: {name}: cap {format_bytes(plan.problem.memory_cap_bytes)}, predicted peak "
-        f"{format_bytes(solution.peak_bytes)}, saved {format_bytes(solution.saved_bytes)}, "
+        f"{format_bytes(plan.predicted_peak_bytes)}, saved {format_bytes(solution.saved_bytes)}, "
         f"{solution.status} in {solution.solver_seconds:.2f} s; {counted}",
         file=sys.stderr,
     )

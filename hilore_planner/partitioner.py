@@ -10,6 +10,7 @@ import torch
 from hilore_planner.errors import HiloreError
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph, normalise
+from hilore_planner.passes.order import keep_order
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.planning import PlannedRegion
 
@@ -72,6 +73,8 @@ class HilorePartitioner(compat.CustomPartitionerFn):
             num_forward_outputs=num_forward_outputs,
             static_input_indices=static,
         )
+        for graph in self.graphs:
+            keep_order(graph)
         return self.graphs
 
 

@@ -26,6 +26,30 @@ from hilore_planner.solvers.problem import PlacementProblem, Solution
 
 
 @dataclass(frozen=True, slots=True)
+class Correction:
+    """How far the compiled program's peak is from the problem's own estimate, forward and backward."""
+
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+
+    def applied(self, problem: PlacementProblem) -> PlacementProblem:
+        """The problem with every position shifted by its side's difference."""
+        positions = tuple(
+            replace(
+                position, fixed_bytes=max(0, position.fixed_bytes + self._shift(problem, index))
+            )
+            for index, position in enumerate(problem.positions)
+        )
+        return replace(problem, positions=positions)
+
+    def _shift(self, problem: PlacementProblem, index: int) -> int:
+        return self.forward_bytes if index < problem.first_backward else self.backward_bytes
+
+
+NO_CORRECTION = Correction()
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRegion:
     """A plan, and the units of the graph it is for."""
 
@@ -52,9 +76,12 @@ def plan_region(
     *,
     region: str,
     cap_bytes: int,
+    correction: Correction = NO_CORRECTION,
     loaded: PlacementPlan | None = None,
 ) -> PlannedRegion:
     """Build the region's problem and solve it, or check that a loaded plan fits it.
+
+    ``correction`` is what compiling an earlier plan of the region taught about its peak.
 
     Raises:
         InfeasibleError: no placement fits ``cap_bytes``.
@@ -71,6 +98,7 @@ def plan_region(
         memory_cap_bytes=cap_bytes,
         gradient_error=options.gradient_error,
     )
+    problem = correction.applied(problem)
     if loaded is None:
         solution = solve(problem, time_limit_seconds=options.solver_seconds)
         check_feasible(problem, solution)

@@ -42,6 +42,12 @@ class Surroundings:
     base_bytes: int
     pending_optimizer_bytes: int
 
+    @property
+    def slug(self) -> str:
+        """The device and torch version, for file names."""
+        name = f"{self.device_name}-torch{torch.__version__}"
+        return "".join(c if c.isalnum() or c in ".-" else "_" for c in name.lower())
+
 
 def surroundings(inputs: Sequence[Any]) -> Surroundings:
     """Look at the device of a region's inputs."""
@@ -49,6 +55,7 @@ def surroundings(inputs: Sequence[Any]) -> Surroundings:
     device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
     pending = pending_optimizer_bytes(device)
     if device.type == "cuda":
+        _make_library_workspaces(device)
         free, total = torch.cuda.mem_get_info(device)
         usable = free + torch.cuda.memory_reserved(device)
         name, base = torch.cuda.get_device_name(device), torch.cuda.memory_allocated(device)
@@ -57,6 +64,13 @@ def surroundings(inputs: Sequence[Any]) -> Surroundings:
     total = page * os.sysconf("SC_PHYS_PAGES")
     usable = page * os.sysconf("SC_AVPHYS_PAGES")
     return Surroundings(device, "cpu", total, usable, _held_bytes(tensors), pending)
+
+
+def _make_library_workspaces(device: torch.device) -> None:
+    """CuBLAS allocates a workspace for each thread that multiplies, and never frees it: count both now."""
+    with torch.enable_grad():
+        value = torch.ones(16, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
+        torch.autograd.grad((value @ value).sum(), value)
 
 
 def _held_bytes(tensors: Sequence[torch.Tensor]) -> int:

@@ -263,10 +263,12 @@ def held_after() -> Any:
     def _(value: Any, anchor: Any) -> Any:
         value.realize()
         anchor.realize()
-        made = value.data.data if isinstance(value.data, ir.StorageBox) else value.data
+        made: Any = value.data.data if isinstance(value.data, ir.StorageBox) else value.data
         if isinstance(made, ir.MultiOutput):
             made = made.inputs[0]
-        V.graph.additional_buffer_deps[made.get_operation_name()].add(anchor.get_name())
+        name = made.get_operation_name()
+        if name != anchor.get_operation_name():
+            V.graph.additional_buffer_deps[name].add(anchor.get_name())
         return value
 
     return torch.ops.hilore.held_after.default

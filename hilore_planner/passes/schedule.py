@@ -138,8 +138,11 @@ def fixed_bytes(joint: JointGraph, schedule: Schedule, base_bytes: int) -> list[
     changes = [0] * (count + 1)
     born: list[Counter[int]] = [Counter() for _ in range(count)]
     dying: list[Counter[int]] = [Counter() for _ in range(count)]
+    outputs = {
+        node for node in (*joint.forward_outputs, *joint.backward_outputs) if node is not None
+    }
     for storage in schedule.storages.values():
-        span = _span(joint, schedule, storage)
+        span = _span(schedule, storage, outputs)
         if span is None:
             continue
         first, last = span
@@ -161,21 +164,16 @@ def _reused_bytes(schedule: Schedule, step: int, born: Counter[int], dying: Coun
     return sum(size * number for size, number in (born & dying).items())
 
 
-def _span(joint: JointGraph, schedule: Schedule, storage: Storage) -> tuple[int, int] | None:
+def _span(schedule: Schedule, storage: Storage, outputs: set[Node]) -> tuple[int, int] | None:
     """First and last step at which the program itself holds a storage; None where it never does."""
     first = schedule.maker_step(storage)
-    last_step = len(schedule.steps) - 1
-    outputs = set(storage.nodes)
     if first < 0:
         return None
+    if not outputs.isdisjoint(storage.nodes):
+        return first, len(schedule.steps) - 1
+    readers = storage.readers
     if first < schedule.first_backward:
-        if outputs & set(joint.forward_outputs):
-            return first, last_step
-        readers = [n for n in storage.readers if schedule.step_of[n] < schedule.first_backward]
-    else:
-        if outputs & set(joint.backward_outputs):
-            return first, last_step
-        readers = storage.readers
+        readers = [n for n in readers if schedule.step_of[n] < schedule.first_backward]
     if not schedule.is_written_out(storage, readers, first):
         return None
     return first, max([first, *(schedule.step_of[node] for node in readers)])

@@ -61,9 +61,11 @@ class RecoveryGraph:
     units: dict[str, RecoveryUnit]
 
     def parents(self, name: str) -> tuple[str, ...]:
-        """Units that recomputing ``name`` reads."""
-        order = {unit: index for index, unit in enumerate(self.units)}
-        return tuple(sorted(self.digraph.predecessors(name), key=order.__getitem__))
+        """Units that recomputing ``name`` reads, in program order."""
+        return tuple(sorted(self.digraph.predecessors(name), key=self._made))
+
+    def _made(self, name: str) -> tuple[int, str]:
+        return self.units[name].made_at, name
 
 
 def build_units(
@@ -145,7 +147,7 @@ def _forbidden(joint: JointGraph, node: Node) -> str:
     if not reason and compat.must_save(node):
         reason = "must be saved"
     mutated = {_key(argument) for argument in joint.mutated_inputs}
-    if not reason and any(_key(arg) in mutated for arg in node.all_input_nodes):
+    if not reason and mutated and any(_key(arg) in mutated for arg in node.all_input_nodes):
         reason = "reads an input that is overwritten"
     return reason
 

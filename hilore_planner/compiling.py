@@ -1,0 +1,231 @@
+"""Compile a region so that its peak, on the code Inductor really wrote, is under the cap.
+
+The solver works on an estimate: it cannot know what Inductor fuses. So each compiled plan is run dry, line by line of
+the generated code; where its peak is above the cap, or well below it while something is recomputed, the difference
+corrects the estimate and the region is planned again. The best plan under the cap is returned; one above never is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hilore_planner.errors import InfeasibleError, PlanFileError, RegionError
+from hilore_planner.partitioner import HilorePartitioner, Planner
+from hilore_planner.passes import compat
+from hilore_planner.peak.step import StepPeak, step_peak
+from hilore_planner.peak.timeline import TensorSpec
+from hilore_planner.peak.workspace import MeasuredWorkspaces
+from hilore_planner.peak.wrapper import Wrapper, capture_wrappers
+from hilore_planner.plan import PlacementPlan
+from hilore_planner.planning import NO_CORRECTION, Correction
+from hilore_planner.region import Surroundings
+from hilore_planner.sizes import format_bytes
+from hilore_planner.solvers import replay
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS = 4
+_WORTH_A_ROUND = 0.02
+"""Share of the room under the cap that must be unused before it is worth compiling again."""
+
+Compiled = Callable[..., Any]
+PlannerOf = Callable[[Correction], Planner]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One compiled plan; ``plan`` is None where the region was not planned, for ``reason``."""
+
+    compiled: Compiled
+    plan: PlacementPlan | None
+    peak: StepPeak | None = None
+    reason: str = ""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of the compiled code; the problem's own estimate where it could not be run dry."""
+        assert self.plan is not None
+        return self.plan.predicted_peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCompiler:
+    """Everything about one region that stays the same from round to round."""
+
+    gm: torch.fx.GraphModule
+    inputs: Sequence[Any]
+    patches: dict[str, Any]
+    around: Surroundings
+    cap_bytes: int
+    key: str
+    planner: PlannerOf
+    is_given: Callable[[], bool]
+    """Whether the plan comes from the user's file: then it is checked, and no other is looked for."""
+
+    def run(self) -> Attempt:
+        """Plan and compile until the peak is under the cap and little room is left.
+
+        Raises:
+            InfeasibleError: no plan was found whose compiled code stays under the cap.
+        """
+        best: Attempt | None = None
+        last: Attempt | None = None
+        correction = NO_CORRECTION
+        for number in range(1, MAX_ROUNDS + 1):
+            try:
+                last = self._attempt(correction)
+            except InfeasibleError:
+                if best is None:
+                    raise
+                break
+            if last.plan is None or last.peak is None:
+                return last
+            if self.is_given():
+                return self._checked(last)
+            self._log(number, last)
+            if last.peak_bytes <= self.cap_bytes and _is_faster(last, best):
+                best = last
+            if self._is_good(last):
+                break
+            correction = _corrected(correction, last)
+        if best is None:
+            assert last is not None
+            raise self._infeasible(last)
+        return best
+
+    def _checked(self, attempt: Attempt) -> Attempt:
+        if attempt.peak_bytes > self.cap_bytes:
+            raise PlanFileError(
+                f"the plan's compiled code needs {format_bytes(attempt.peak_bytes)} here, more than the cap of "
+                f"{format_bytes(self.cap_bytes)}; raise memory_cap, or re-solve the plan for a lower cap "
+                "(`hilore solve PLAN --memory-cap ...`)"
+            )
+        return attempt
+
+    def _attempt(self, correction: Correction) -> Attempt:
+        key = f"{self.key}-{correction.forward_bytes}-{correction.backward_bytes}"
+        attempt = self._compile(key, correction, self.patches)
+        if attempt.plan is None and not attempt.reason:
+            # The graph came from Inductor's cache but its plan is gone from ours: make both again.
+            attempt = self._compile(key, correction, {**self.patches, "fx_graph_cache": False})
+        return attempt
+
+    def _compile(self, key: str, correction: Correction, patches: dict[str, Any]) -> Attempt:
+        partitioner = HilorePartitioner(key, self.planner(correction))
+        try:
+            with capture_wrappers() as wrappers:
+                compiled = compat.compile_graph(
+                    self.gm, self.inputs, {**patches, "custom_partitioner_fn": partitioner}
+                )
+        except Exception:
+            if partitioner.error is not None:
+                raise partitioner.error from None
+            raise
+        plan = _kept_plan(partitioner, key)
+        if plan is None:
+            return Attempt(compiled, None, reason=partitioner.unplanned_reason)
+        peak = self._dry_run(wrappers)
+        if peak is not None:
+            figures = replace(plan.predicted, peak_bytes=peak.peak_bytes)
+            plan = replace(plan, predicted=figures)
+        return Attempt(compiled, plan, peak)
+
+    def _dry_run(self, wrappers: Sequence[Wrapper]) -> StepPeak | None:
+        """The compiled update's peak; None, with a warning, where its code cannot be run dry."""
+        forward = next((w for w in wrappers if not w.is_backward), None)
+        backward = next((w for w in wrappers if w.is_backward), None)
+        if forward is None or backward is None:
+            log.warning("the peak of the compiled code is not checked: it was not captured")
+            return None
+        table = Path(compat.cache_folder()) / "hilore" / f"workspaces-{self.around.slug}.json"
+        table.parent.mkdir(parents=True, exist_ok=True)
+        inputs = forward.example_inputs
+        try:
+            return step_peak(
+                forward,
+                backward,
+                inputs,
+                device=self.around.device,
+                outside_bytes=max(0, self.around.base_bytes - _storage_bytes(inputs)),
+                workspaces=MeasuredWorkspaces(self.around.device, table),
+                updates=2,
+            )
+        except RegionError as error:
+            log.warning("the peak of the compiled code is not checked: %s", error)
+            return None
+
+    def _is_good(self, attempt: Attempt) -> bool:
+        """Under the cap, and nothing much left to gain."""
+        assert attempt.plan is not None
+        room = self.cap_bytes - attempt.peak_bytes
+        if room < 0:
+            return False
+        span = self.cap_bytes - self.around.base_bytes
+        return attempt.plan.solution.objective_ns == 0 or room < _WORTH_A_ROUND * span
+
+    def _log(self, number: int, attempt: Attempt) -> None:
+        assert attempt.plan is not None
+        log.info(
+            "round %d: estimated peak %s, compiled %s, cap %s",
+            number,
+            format_bytes(attempt.plan.solution.peak_bytes),
+            format_bytes(attempt.peak_bytes),
+            format_bytes(self.cap_bytes),
+        )
+
+    def _infeasible(self, last: Attempt) -> InfeasibleError:
+        owners = last.peak.owners[:5] if last.peak is not None else ()
+        names = tuple(owner.name for owner in owners)
+        return InfeasibleError(
+            f"memory_cap {format_bytes(self.cap_bytes)} ({self.cap_bytes} bytes): after {MAX_ROUNDS} rounds the "
+            f"compiled update still needs {format_bytes(last.peak_bytes)} ({last.peak_bytes} bytes); raise "
+            "memory_cap, or shrink the microbatch",
+            smallest_feasible_cap_bytes=last.peak_bytes,
+            holding=names,
+        )
+
+
+def _is_faster(attempt: Attempt, best: Attempt | None) -> bool:
+    if best is None or best.plan is None or attempt.plan is None:
+        return True
+    return attempt.plan.solution.objective_ns <= best.plan.solution.objective_ns
+
+
+def _corrected(before: Correction, attempt: Attempt) -> Correction:
+    """Shift each side by how far its compiled peak is from its estimate."""
+    assert attempt.plan is not None
+    assert attempt.peak is not None
+    figures = replay(attempt.plan.problem, attempt.plan.solution.placement)
+    split = attempt.plan.problem.first_backward
+    estimated_forward = max(figures.position_bytes[:split], default=0)
+    estimated_backward = max(figures.position_bytes[split:], default=0)
+    outside = attempt.peak.base_bytes - attempt.peak.forward.start_bytes
+    return Correction(
+        before.forward_bytes + attempt.peak.forward.peak_bytes + outside - estimated_forward,
+        before.backward_bytes + attempt.peak.backward.peak_bytes + outside - estimated_backward,
+    )
+
+
+def _storage_bytes(specs: Sequence[object]) -> int:
+    sizes = {
+        spec.alias_group or index: spec.storage_bytes
+        for index, spec in enumerate(specs)
+        if isinstance(spec, TensorSpec)
+    }
+    return sum(size or 0 for size in sizes.values())
+
+
+def _kept_plan(partitioner: HilorePartitioner, key: str) -> PlacementPlan | None:
+    """Keep a new plan beside Inductor's cache; after a cache hit, fetch it from there."""
+    kept = Path(compat.cache_folder()) / "hilore" / f"{key}.json"
+    if partitioner.planned is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partitioner.planned.plan.save(kept)
+        return partitioner.planned.plan
+    return PlacementPlan.load(kept) if kept.exists() else None

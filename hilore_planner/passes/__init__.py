@@ -1,0 +1,1 @@
+"""Graph in, graph out: normalise, find units, price, rewrite, cut."""
