@@ -140,23 +140,19 @@ def write(name: str, content: dict[str, Any]) -> None:
 def main() -> None:
     """Record every fixture."""
     frameworks = {
-        "trl": (from_trl.trl_loss, from_trl.trl_cases),
-        "verl": (from_verl.verl_loss, from_verl.verl_cases),
-        "openrlhf": (from_openrlhf.openrlhf_loss, from_openrlhf.openrlhf_cases),
+        "trl": (from_trl.trl_loss, from_trl.trl_cases, from_trl.trl_defaults),
+        "verl": (from_verl.verl_loss, from_verl.verl_cases, from_verl.verl_defaults),
+        "openrlhf": (
+            from_openrlhf.openrlhf_loss,
+            from_openrlhf.openrlhf_cases,
+            from_openrlhf.openrlhf_defaults,
+        ),
     }
-    for name, (run, cases) in frameworks.items():
-        rows = [
-            row for options, batch, inputs in cases() for row in record(run, options, batch, inputs)
-        ]
-        write(
-            name,
-            {
-                "version": version(name),
-                "torch": torch.__version__,
-                "batches": BATCHES,
-                "rows": rows,
-            },
-        )
+    for name, (run, cases, defaults) in frameworks.items():
+        content = {"version": version(name), "torch": torch.__version__, "batches": BATCHES}
+        content["defaults"] = defaults()
+        content["rows"] = [row for case in cases() for row in record(run, *case)]
+        write(name, content)
     rewards, rows = advantage_cases()
     write("advantages", {"torch": torch.__version__, "rewards": rewards, "rows": rows})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,15 @@ class PolicyLoss(ABC):
     """
 
     __slots__ = ()
+
+    def __str__(self) -> str:
+        """The class and the options that differ from their defaults."""
+        changed = (
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)  # type: ignore[arg-type]
+            if getattr(self, field.name) != field.default
+        )
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     @property
     @abstractmethod
@@ -127,13 +136,13 @@ class PolicyLoss(ABC):
         """
         if not self.traits.known_before_forward:
             raise OptionError(
-                f"{self!r} has coefficients that only the forward's numbers fix; pass log_probs, "
+                f"{self} has coefficients that only the forward's numbers fix; pass log_probs, "
                 "or use their bound"
             )
         if self.traits.reads_log_probs:
             old = require(batch, "old_log_probs", type(self).__name__)
         else:
-            old = torch.zeros_like(batch.mask, dtype=batch.advantages.dtype)
+            old = torch.zeros_like(batch.mask, dtype=batch.dtype)
         return self.coefficient(old, replace(batch, old_log_probs=old))
 
     @torch.no_grad()

@@ -66,9 +66,15 @@ class LossBatch:
         return self.mask != 0
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What weights and coefficients are computed in: the advantages', at least fp32."""
+        return torch.promote_types(self.advantages.dtype, torch.float32)
+
+    @property
     def token_advantages(self) -> Tensor:
         """Advantages that broadcast over tokens: (B, 1) or (B, T)."""
-        return self.advantages.unsqueeze(1) if self.advantages.dim() == 1 else self.advantages
+        advantages = self.advantages.to(self.dtype)
+        return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
 
 
 TENSOR_FIELDS = tuple(

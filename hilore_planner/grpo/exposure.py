@@ -102,7 +102,7 @@ def exposure(
         values = bound if assume == "bound" else loss.on_policy_coefficient(batch)
     if not bool(torch.isfinite(values).all()):
         raise OptionError(
-            f"{loss!r} does not bound its coefficients and ratio_limit is {ratio_limit}; "
+            f"{loss} does not bound its coefficients and ratio_limit is {ratio_limit}; "
             "accepted: a finite ratio_limit and no unbounded KL term, or assume='on_policy'"
         )
     known = batch.old_log_probs if log_probs is None else log_probs

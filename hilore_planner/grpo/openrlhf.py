@@ -61,6 +61,14 @@ class OpenRLHFLoss(PolicyLoss):
         for name in ("clip_eps_low", "clip_eps_high", "kl_coef"):
             at_least(name, getattr(self, name), 0.0)
         at_least("dp_size", self.dp_size, 1)
+        low, _ = self.is_correction_threshold
+        gates = self.is_correction_level != "off" and self.is_correction_gating != "ratio"
+        if gates and low > 0:
+            raise OptionError(
+                f"is_correction_threshold is {self.is_correction_threshold}; accepted with "
+                f"is_correction_gating {self.is_correction_gating!r}: a lower bound of 0, since a "
+                "divergence is bounded from above only"
+            )
         token_ratio = self.is_correction_level != "seq" and self.is_correction_gating == "ratio"
         if self.is_correction_mode == "clip" and not token_ratio:
             raise OptionError(
@@ -93,14 +101,14 @@ class OpenRLHFLoss(PolicyLoss):
 
     def token_weights(self, batch: LossBatch) -> Tensor:
         """Mask over normaliser, (B, T); ``gspo`` always averages sequences."""
-        dtype = batch.advantages.dtype
+        dtype = batch.dtype
         if self.token_level_loss and self.policy_loss_type == "ppo":
             return per_token(batch, dtype, count_tokens(batch) / self.dp_size)
         return per_sequence(batch, dtype, count_sequences(batch) / self.dp_size)
 
     def divergence_weights(self, batch: LossBatch) -> Tensor:
         """By token, whatever the policy part does."""
-        return per_token(batch, batch.advantages.dtype, count_tokens(batch) / self.dp_size)
+        return per_token(batch, batch.dtype, count_tokens(batch) / self.dp_size)
 
     def policy(self, log_probs: Tensor, batch: LossBatch) -> Term:
         """The policy-gradient part."""
@@ -123,7 +131,7 @@ class OpenRLHFLoss(PolicyLoss):
         bound = self.clip.bound(batch.token_advantages, limit)
         if self.policy_loss_type == "ppo":
             return SlopeBound(bound)
-        spread = sequence_spread(batch, batch.advantages.dtype)
+        spread = sequence_spread(batch, batch.dtype)
         return SlopeBound(sequence_slope=bound, spread=spread)
 
     def gate(self, log_probs: Tensor, batch: LossBatch) -> Tensor | None:

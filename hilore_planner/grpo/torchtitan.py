@@ -54,7 +54,7 @@ class TorchtitanLoss(PolicyLoss):
         if batch.old_log_probs is not None:
             finite = torch.isfinite(batch.old_log_probs)
             scored = replace(batch, mask=batch.live_mask & finite)
-        return per_token(scored, batch.advantages.dtype, tokens)
+        return per_token(scored, batch.dtype, tokens)
 
     def policy(self, log_probs: Tensor, batch: LossBatch) -> Term:
         """The policy-gradient part."""

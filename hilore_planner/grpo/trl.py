@@ -59,7 +59,7 @@ class TRLLoss(PolicyLoss):
     off_policy_mask_threshold: float | None = None
     top_entropy_quantile: float = 1.0
     entropy_coef: float = 0.0
-    max_completion_length: int = 256
+    max_completion_length: int = 512
     gradient_accumulation_steps: int = 1
     steps_per_generation: int = 1
     num_processes: int = 1
@@ -121,7 +121,7 @@ class TRLLoss(PolicyLoss):
 
     def token_weights(self, batch: LossBatch) -> Tensor:
         """Mask over normaliser, (B, T)."""
-        dtype, rows = batch.advantages.dtype, batch.mask.shape[0]
+        dtype, rows = batch.dtype, batch.mask.shape[0]
         accumulated = self.gradient_accumulation_steps
         if self.loss_type in ("grpo", "sapo"):
             return per_sequence(batch, dtype, rows * accumulated)
@@ -216,7 +216,7 @@ class TRLLoss(PolicyLoss):
         if self.top_entropy_quantile < 1:
             acts_on = masks.high_entropy(batch, self.top_entropy_quantile).bool()
         count = acts_on.sum().clamp(min=1) * self.gradient_accumulation_steps
-        return -self.entropy_coef * acts_on.to(batch.advantages.dtype) / count
+        return -self.entropy_coef * acts_on.to(batch.dtype) / count
 
     def _gamma(self, advantages: Tensor) -> tuple[Tensor, Tensor]:
         gains = advantages >= 0

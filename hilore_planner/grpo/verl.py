@@ -117,7 +117,7 @@ class VerlLoss(PolicyLoss):
         if self.loss_mode == "sapo":
             return self._aggregate(batch, "seq-mean-token-mean")
         if self.loss_mode == "geo_mean":
-            return per_sequence(batch, batch.advantages.dtype, batch.mask.shape[0])
+            return per_sequence(batch, batch.dtype, batch.mask.shape[0])
         return self._aggregate(batch, self.loss_agg_mode)
 
     def divergence_weights(self, batch: LossBatch) -> Tensor:
@@ -125,7 +125,7 @@ class VerlLoss(PolicyLoss):
         return self._aggregate(batch, self.loss_agg_mode)
 
     def _aggregate(self, batch: LossBatch, mode: str) -> Tensor:
-        dtype = batch.advantages.dtype
+        dtype = batch.dtype
         if mode == "token-mean":
             return per_token(batch, dtype, count_tokens(batch) / self.dp_size)
         if mode == "token-sum":

@@ -28,6 +28,15 @@ def without_packages() -> None:
     sys.modules.setdefault("deepspeed", ModuleType("deepspeed"))
 
 
+def openrlhf_defaults() -> Options:
+    """The options of the policy loss, as they are where nobody sets them."""
+    without_packages()
+    from openrlhf.models.loss import PolicyLoss
+
+    options = inspect.signature(PolicyLoss.__init__).parameters.values()
+    return {option.name: option.default for option in options if option.name != "self"}
+
+
 def openrlhf_loss(options: Options, values: dict[str, Tensor], inputs: Options) -> Tensor:
     """``PolicyLoss``, ``compute_approx_kl`` and ``aggregate_loss``, put together as its actor does."""
     without_packages()

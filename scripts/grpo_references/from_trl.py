@@ -24,52 +24,23 @@ def fragment(function: Any, first: str, last: str, names: dict[str, Any]) -> dic
     return names
 
 
+def trl_defaults() -> Options:
+    """The options of a loss, as they are where nobody sets them."""
+    from trl.trainer.grpo_config import GRPOConfig
+
+    names = (
+        "loss_type importance_sampling_level epsilon epsilon_high delta beta use_bias_correction_kl "
+        "sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos vespo_k_neg "
+        "vespo_lambda_neg off_policy_mask_threshold top_entropy_quantile entropy_coef "
+        "max_completion_length"
+    )
+    return {name: GRPOConfig.__dataclass_fields__[name].default for name in names.split()}
+
+
 def trl_loss(options: Options, values: dict[str, Tensor], inputs: Options) -> Tensor:
     """``GRPOTrainer._compute_loss`` on a stand-in for the trainer."""
     from trl import GRPOTrainer
-    from trl.trainer.grpo_config import GRPOConfig
 
-    defaults = {f.name: f.default for f in GRPOConfig.__dataclass_fields__.values()}
-    args = SimpleNamespace(**(defaults | options))
-    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    accelerator = SimpleNamespace(
-        num_processes=options.get("num_processes", 1),
-        gather=lambda x: x,
-        gather_for_metrics=lambda x: x,
-        reduce=lambda x, reduction: x,
-        pad_across_processes=lambda x, dim, pad_index: x,
-        sync_gradients=False,
-    )
-    trainer = SimpleNamespace(
-        args=args,
-        accelerator=accelerator,
-        model=SimpleNamespace(training=True),
-        loss_type=args.loss_type,
-        beta=args.beta,
-        epsilon_low=args.epsilon,
-        epsilon_high=high,
-        importance_sampling_level=args.importance_sampling_level,
-        top_entropy_quantile=args.top_entropy_quantile,
-        off_policy_mask_threshold=args.off_policy_mask_threshold,
-        max_completion_length=options.get("max_completion_length", 256),
-        current_gradient_accumulation_steps=options.get("gradient_accumulation_steps", 1),
-        use_vllm="is_mode" in inputs,
-        vllm_importance_sampling_correction=True,
-        _entropy_bonus_enabled=args.entropy_coef != 0,
-        use_adaptive_entropy=False,
-        entropy_coef=args.entropy_coef,
-        aux_loss_enabled=False,
-        _metrics=defaultdict(lambda: defaultdict(list)),
-        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
-        get_gamma_weights=GRPOTrainer.get_gamma_weights,
-    )
-    args.steps_per_generation = options.get("steps_per_generation", 1)
-    trainer.get_high_entropy_mask = lambda *a: GRPOTrainer.get_high_entropy_mask(trainer, *a)
-    trainer._get_per_token_logps_and_entropies = lambda *a, **k: (
-        values["log_probs"],
-        values["entropies"],
-        None,
-    )
     ids = torch.zeros_like(values["mask"])
     batch = {
         "prompt_ids": ids[:, :1],
@@ -86,8 +57,43 @@ def trl_loss(options: Options, values: dict[str, Tensor], inputs: Options) -> Te
         batch["importance_sampling_ratio"] = trl_weights(inputs, values)
     if inputs.get("sampling"):
         batch["sampling_per_token_logps"] = values["sampling_log_probs"]
+    trainer = stand_in(options, values, use_vllm="is_mode" in inputs)
     loss: Tensor = GRPOTrainer._compute_loss(trainer, None, batch)
     return loss
+
+
+def stand_in(options: Options, values: dict[str, Tensor], *, use_vllm: bool) -> SimpleNamespace:
+    """What ``_compute_loss`` reads of a trainer: one process, options as configured."""
+    from trl import GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+
+    defaults = {f.name: f.default for f in GRPOConfig.__dataclass_fields__.values()}
+    args = SimpleNamespace(**(defaults | {"steps_per_generation": 1} | options))
+    trainer = SimpleNamespace(
+        **vars(args),
+        args=args,
+        accelerator=SimpleNamespace(
+            num_processes=options.get("num_processes", 1),
+            gather=lambda x: x,
+            reduce=lambda x, reduction: x,
+            pad_across_processes=lambda x, dim, pad_index: x,
+        ),
+        model=SimpleNamespace(training=True),
+        epsilon_low=args.epsilon,
+        current_gradient_accumulation_steps=options.get("gradient_accumulation_steps", 1),
+        _entropy_bonus_enabled=args.entropy_coef != 0,
+        aux_loss_enabled=False,
+        _metrics=defaultdict(lambda: defaultdict(list)),
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
+    )
+    trainer.use_vllm = use_vllm
+    trainer.epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    trainer.accelerator.sync_gradients = False
+    trainer.get_high_entropy_mask = lambda *a: GRPOTrainer.get_high_entropy_mask(trainer, *a)
+    numbers = values["log_probs"], values["entropies"], None
+    trainer._get_per_token_logps_and_entropies = lambda *a, **k: numbers
+    return trainer
 
 
 def trl_weights(inputs: Options, values: dict[str, Tensor]) -> Tensor:

@@ -24,6 +24,21 @@ class Rows(dict[str, Any]):
         return self
 
 
+def verl_defaults() -> Options:
+    """The options of a loss, as they are where nobody sets them."""
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    actor = (
+        "clip_ratio_low clip_ratio_high clip_ratio_c loss_agg_mode loss_scale_factor tau_pos tau_neg "
+        "use_kl_loss kl_loss_coef kl_loss_type entropy_coeff"
+    )
+    policy = "loss_mode clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio ppo_kl_coef dro_beta"
+    return {
+        **{name: ActorConfig.__dataclass_fields__[name].default for name in actor.split()},
+        **{name: PolicyLossConfig.__dataclass_fields__[name].default for name in policy.split()},
+    }
+
+
 def verl_loss(options: Options, values: dict[str, Tensor], inputs: Options) -> Tensor:
     """``ppo_loss`` on padded tensors."""
     from verl.workers.config import ActorConfig, PolicyLossConfig

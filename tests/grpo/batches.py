@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,17 +75,6 @@ REQUIRED: dict[str, dict[str, Any]] = {
 def plain(name: str) -> PolicyLoss:
     """The loss called ``name`` with nothing switched on."""
     return make_loss(name, **REQUIRED.get(name, {}))
-
-
-def label(loss: PolicyLoss) -> str:
-    """The loss's class and the options that differ from their defaults."""
-    assert is_dataclass(loss)
-    changed = [
-        f"{f.name}={getattr(loss, f.name)}"
-        for f in fields(loss)
-        if getattr(loss, f.name) != f.default
-    ]
-    return f"{type(loss).__name__}({', '.join(changed)})"
 
 
 def varied() -> list[PolicyLoss]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hilore_planner.grpo.base import PolicyLoss
 from hilore_planner.grpo.ratio import inside
-from tests.grpo.batches import Drawn, drawn, label, random_batch, varied
+from tests.grpo.batches import Drawn, drawn, random_batch, varied
 
 LOSSES = varied()
 EXACT = [loss for loss in LOSSES if not loss.traits.approximate]
@@ -29,7 +29,7 @@ def scale(found: Tensor) -> float:
     return max(float(found.abs().max()), 1e-30)
 
 
-@pytest.mark.parametrize("loss", EXACT, ids=label)
+@pytest.mark.parametrize("loss", EXACT, ids=str)
 @given(case=drawn)
 @settings(max_examples=6)
 def test_coefficient_is_the_derivative(loss: PolicyLoss, case: Drawn) -> None:
@@ -40,7 +40,7 @@ def test_coefficient_is_the_derivative(loss: PolicyLoss, case: Drawn) -> None:
     assert bool((found.abs() <= bound * (1 + RELATIVE)).all())
 
 
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss.traits.approximate], ids=label)
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss.traits.approximate], ids=str)
 @given(case=drawn)
 @settings(max_examples=10)
 def test_approximate_coefficient_is_exact_where_nothing_was_drawn(
@@ -54,7 +54,7 @@ def test_approximate_coefficient_is_exact_where_nothing_was_drawn(
 KNOWN = [loss for loss in LOSSES if loss.traits.known_before_forward]
 
 
-@pytest.mark.parametrize("loss", KNOWN, ids=label)
+@pytest.mark.parametrize("loss", KNOWN, ids=str)
 def test_known_before_the_forward_on_policy(loss: PolicyLoss) -> None:
     case = random_batch(5, drift=0.0)
     before = loss.on_policy_coefficient(replace(case.batch, entropies=None))
@@ -62,7 +62,7 @@ def test_known_before_the_forward_on_policy(loss: PolicyLoss) -> None:
     assert float((before - after).abs().max()) <= RELATIVE * scale(after)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=label)
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
 def test_ratio_limit_bounds_what_a_clip_does_not(loss: PolicyLoss) -> None:
     case = random_batch(7, drift=0.4)
     logs = inside(case.log_probs - case.batch.old_log_probs, case.batch)  # type: ignore[operator]
@@ -72,7 +72,7 @@ def test_ratio_limit_bounds_what_a_clip_does_not(loss: PolicyLoss) -> None:
         assert bool(torch.isfinite(bound).all())
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=label)
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
 def test_masked_positions_may_hold_anything(loss: PolicyLoss) -> None:
     case = random_batch(9)
     dead = ~case.batch.live_mask

@@ -15,7 +15,7 @@ from hilore_planner.grpo.batch import LossBatch, pack_padded, pad_packed
 from hilore_planner.grpo.dead_rows import blocked_by, drop_dead
 from hilore_planner.grpo.microbatches import pack_microbatches, pad_microbatches
 from hilore_planner.grpo.registry import make_loss
-from tests.grpo.batches import label, random_batch, varied
+from tests.grpo.batches import random_batch, varied
 from tests.grpo.tiny import VOCAB, Tiny
 
 ROWS, WIDTH = 8, 6
@@ -58,7 +58,7 @@ def assert_equal(found: Tensor, expected: Tensor) -> None:
     assert float((found - expected).abs().max()) <= ROUNDING * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("loss", DROPPABLE, ids=label)
+@pytest.mark.parametrize("loss", DROPPABLE, ids=str)
 def test_gradients_are_those_of_the_full_batch(loss: PolicyLoss) -> None:
     model = Tiny()
     batch = batch_for(model)
@@ -76,7 +76,7 @@ def test_gradients_are_those_of_the_full_batch(loss: PolicyLoss) -> None:
     assert_equal(model.gradient(), expected)
 
 
-@pytest.mark.parametrize("loss", DROPPABLE[:25], ids=label)
+@pytest.mark.parametrize("loss", DROPPABLE[:25], ids=str)
 def test_microbatches_add_up_to_the_full_batch(loss: PolicyLoss) -> None:
     model = Tiny()
     batch = batch_for(model)
@@ -125,7 +125,7 @@ def test_packed_rows(name: str) -> None:
     assert_equal(model.gradient(), expected)
 
 
-@pytest.mark.parametrize("loss", BLOCKED, ids=label)
+@pytest.mark.parametrize("loss", BLOCKED, ids=str)
 def test_refused_where_dead_rows_have_a_gradient(loss: PolicyLoss) -> None:
     with pytest.raises(OptionError, match=r"no row can be dropped: .* use the whole batch"):
         drop_dead(loss, random_batch(0).batch)

@@ -7,12 +7,14 @@ whatever it is given, so its KL rows get the fp32 tolerance in both.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from torch import Tensor
 
 from hilore_planner.grpo.openrlhf import OpenRLHFLoss
-from tests.grpo.fixtures import Reference, load, names, reference
+from tests.grpo.fixtures import LOSSES, Reference, load, names, reference
 
 CASES = [
     pytest.param(framework, index, id=f"{framework}-{name}")
@@ -59,6 +61,13 @@ def test_equals_the_framework(framework: str, index: int) -> None:
 def test_recorded_versions() -> None:
     versions = {name: load(name)["version"] for name in ("trl", "verl", "openrlhf")}
     assert versions == {"trl": "1.16.0", "verl": "0.9.1", "openrlhf": "0.11.2"}
+
+
+@pytest.mark.parametrize("framework", ["trl", "verl", "openrlhf"])
+def test_defaults_are_the_frameworks(framework: str) -> None:
+    ours = {f.name: f.default for f in fields(LOSSES[framework])}
+    for name, default in load(framework)["defaults"].items():
+        assert ours[name] == (tuple(default) if isinstance(default, list) else default), name
 
 
 @pytest.mark.parametrize("framework", ["trl", "verl"])

@@ -11,7 +11,7 @@ from hilore_planner.grpo.base import PolicyLoss
 from hilore_planner.grpo.batch import LossBatch, pad_packed, require
 from hilore_planner.grpo.masks import high_entropy, importance_weights, mask_truncated
 from hilore_planner.grpo.registry import LOSSES, make_loss
-from tests.grpo.batches import label, plain, random_batch
+from tests.grpo.batches import plain, random_batch
 
 TRL = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 VERL = ("vanilla", "gspo", "sapo", "gpg", "cispo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov")
@@ -42,6 +42,11 @@ def test_names() -> None:
             "openrlhf/ppo",
             {"is_correction_mode": "clip", "is_correction_level": "seq"},
             "is_correction_mode 'clip' is accepted only",
+        ),
+        (
+            "openrlhf/ppo",
+            {"is_correction_gating": "tv", "is_correction_level": "seq"},
+            "accepted with is_correction_gating 'tv': a lower bound of 0",
         ),
         ("torchtitan/dapo", {"ratio_clip_low": -1.0}, "ratio_clip_low is -1.0"),
     ],
@@ -105,6 +110,12 @@ def test_sequence_mask_drops_whole_sequences() -> None:
         importance_weights(batch, mode="row")
 
 
+def test_text_and_dtype() -> None:
+    assert str(make_loss("trl/grpo", beta=0.1)) == "TRLLoss(loss_type='grpo', beta=0.1)"
+    batch = LossBatch(advantages=torch.ones(2).bfloat16(), mask=torch.ones(2, 3).bool())
+    assert make_loss("trl/grpo").on_policy_coefficient(batch).dtype == torch.float32
+
+
 def test_tokens_at_the_entropy_quantile_are_kept() -> None:
     batch = LossBatch(
         advantages=torch.ones(2), mask=torch.tensor([[1, 1], [1, 0]]), entropies=torch.ones(2, 2)
@@ -126,7 +137,7 @@ def test_torchtitan_drops_tokens_without_a_finite_generator_log_prob() -> None:
 TRACEABLE = [n for n in LOSSES if n not in ("verl/clip_cov", "verl/kl_cov")]
 
 
-@pytest.mark.parametrize("loss", [plain(n) for n in TRACEABLE], ids=label)
+@pytest.mark.parametrize("loss", [plain(n) for n in TRACEABLE], ids=str)
 def test_traces_into_one_graph(loss: PolicyLoss) -> None:
     case = random_batch(1)
     assert case.batch.old_log_probs is not None
