@@ -53,7 +53,7 @@ def log_probs(
             f"{tuple(hidden.shape)}: one target for each hidden state"
         )
     for dim in range(targets.dim()):
-        torch._check(targets.shape[dim] == hidden.shape[dim])
+        torch._check(targets.shape[dim] == hidden.shape[dim])  # type: ignore[no-untyped-call]
     logits = F.linear(hidden, weight, bias)
     if logits.dtype is not torch.float64:
         logits = logits.float()

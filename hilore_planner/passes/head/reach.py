@@ -36,12 +36,13 @@ def ancestors(graph: Graph, sinks: Collection[Node]) -> set[Node]:
     return found
 
 
-def wide_values(logits: Node) -> set[Node]:
+def wide_values(logits: Node, elements: int) -> set[Node]:
     """The values of vocabulary size connected with ``logits`` without another matmul between.
 
-    Half as many elements count too: a padded vocabulary may be sliced.
+    ``elements`` are those of the smallest such value, (N, V); half of them count too, as a padded
+    vocabulary may be sliced.
     """
-    least = numel_hint(logits) // 2
+    least = elements // 2
     wide, todo = {logits}, [logits]
     while todo:
         node = todo.pop()

@@ -7,12 +7,14 @@ look like, and which call yields the chunk? It raises :class:`NotRowWiseError` w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
+from hilore_planner.passes.head.linear import is_zero
 from hilore_planner.passes.head.shapes import (
     chunk_dim,
     holds_rows,
@@ -67,13 +69,13 @@ def align(node: Node, shape: Sequence[Size], rows: Rows) -> Operand:
         return Operand(node)
     lead, own_lead = shape[rows.axis : rows.axis + rows.count], own[max(first, 0) : last]
     if len(own_lead) == len(lead) and all(map(same, own_lead, lead)):
-        return Operand(node, Rows(first, rows.count))
+        return Operand(node, replace(rows, axis=first))
     if all(same(size, 1) for size in own_lead):
         block = Rows(max(first, 0), len(own_lead))
         return Operand(node, merged=block) if len(own_lead) > 1 else Operand(node)
     if first > 0:
         raise NotRowWiseError(node, "a value is broadcast over rows behind another dimension")
-    return Operand(node, Rows(0, rows.count), spread=(*lead, *own[last:]))
+    return Operand(node, replace(rows, axis=0), spread=(*lead, *own[last:]))
 
 
 def _leaves(value: Any, of: Callable[[Node], Operand]) -> Any:
@@ -134,7 +136,7 @@ def _view(node: Node, rows: Rows) -> Recipe:
     for axis in range(len(own)):
         for count in range(1, len(own) - axis + 1):
             if same(product(own[:axis]), before) and same(product(own[axis : axis + count]), block):
-                operand = Operand(source, Rows(axis, count))
+                operand = Operand(source, Rows(axis, count, rows.domain))
                 if _rest(own, operand.rows) == _rest(out, rows):
                     return Recipe(None, (operand,), {})
                 return Recipe(node.target, (operand, _sizes(node, node.args[1], rows)), {})
@@ -153,9 +155,9 @@ def _unsqueeze(node: Node, rows: Rows) -> Recipe:
     if holds_rows(dim, rows):
         if rows.count == 1:
             raise NotRowWiseError(node, "the row dimension is new")
-        return Recipe(None, (Operand(source, Rows(rows.axis, rows.count - 1)),), {})
+        return Recipe(None, (Operand(source, replace(rows, count=rows.count - 1)),), {})
     axis = rows.axis - 1 if dim < rows.axis else rows.axis
-    operand = Operand(source, Rows(axis, rows.count))
+    operand = Operand(source, replace(rows, axis=axis))
     return Recipe(node.target, (operand, chunk_dim(dim, rows)), {})
 
 
@@ -166,7 +168,7 @@ def _permute(node: Node, rows: Rows) -> Recipe:
     moved = order[rows.axis : rows.axis + rows.count]
     if moved != list(range(moved[0], moved[0] + rows.count)):
         raise NotRowWiseError(node, "the row dimensions are permuted")
-    own = Rows(moved[0], rows.count)
+    own = replace(rows, axis=moved[0])
     kept = [d for d in order if d == moved[0] or not holds_rows(d, own)]
     return Recipe(node.target, (Operand(source, own), [chunk_dim(d, own) for d in kept]), {})
 
@@ -187,6 +189,28 @@ def _along(dim_arg: int, same_shape_args: Sequence[int]) -> Callable[[Node, Rows
         return Recipe(node.target, tuple(args), _leaves(node.kwargs, Operand))
 
     return rule
+
+
+def _slice(node: Node, rows: Rows) -> Recipe:
+    """A slice of rows makes kept rows of all; in a chunk, these are all there is."""
+    dim: Any = node.args[1]
+    if not holds_rows(positive_dim(dim, len(shape_of(node))), rows):
+        return _along(1, [0])(node, rows)
+    if rows.domain == "all" or len(node.args) > 4:
+        raise NotRowWiseError(node, "rows are sliced twice, or with a step")
+    (source,) = value_args(node, 0)
+    return Recipe(None, (Operand(source, replace(rows, domain="all")),), {})
+
+
+def _slice_scatter(node: Node, rows: Rows) -> Recipe:
+    """The backward of a slice of rows: the others are zero and are left out."""
+    dim: Any = node.args[2]
+    if not holds_rows(positive_dim(dim, len(shape_of(node))), rows):
+        return _along(2, [0, 1])(node, rows)
+    if rows.domain == "kept" or not is_zero(node.args[0]) or len(node.args) > 5:
+        raise NotRowWiseError(node, "rows are written into others")
+    (source,) = value_args(node, 1)
+    return Recipe(None, (Operand(source, replace(rows, domain="kept")),), {})
 
 
 def _reduction(node: Node, rows: Rows) -> Recipe:
@@ -231,14 +255,14 @@ def _select_scatter(node: Node, rows: Rows) -> Recipe:
 
 def _mm(node: Node, rows: Rows) -> Recipe:
     left, right = value_args(node, 0, 1)
-    if rows == Rows(0, 1):
+    if (rows.axis, rows.count) == (0, 1):
         return Recipe(node.target, (Operand(left, rows), Operand(right)), dict(node.kwargs))
     return Recipe(node.target, (Operand(left), Operand(right, rows)), dict(node.kwargs))
 
 
 def _addmm(node: Node, rows: Rows) -> Recipe:
     bias, left, right = value_args(node, 0, 1, 2)
-    if rows != Rows(0, 1):
+    if (rows.axis, rows.count) != (0, 1):
         raise NotRowWiseError(node, "addmm with rows in its second dimension")
     moved = (align(bias, shape_of(node), rows), Operand(left, rows), Operand(right))
     return Recipe(node.target, moved, dict(node.kwargs))
@@ -268,8 +292,8 @@ _RULES: dict[Any, Callable[[Node, Rows], Recipe]] = {
     aten.squeeze.dim: _drop_dims,
     aten.squeeze.dims: _drop_dims,
     aten.select_scatter.default: _select_scatter,
-    aten.slice.Tensor: _along(1, [0]),
-    aten.slice_scatter.default: _along(2, [0, 1]),
+    aten.slice.Tensor: _slice,
+    aten.slice_scatter.default: _slice_scatter,
     aten.gather.default: _along(1, [0, 2]),
     aten.scatter_add.default: _along(1, [0, 2, 3]),
     aten.scatter.src: _along(1, [0, 2, 3]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from hilore_planner.errors import OptionError
@@ -40,8 +40,8 @@ def rewrite_head(gm: GraphModule, site: HeadSite, chunks: int) -> None:
     else:
         _rewrite_rebuild(emitter, site, chunks)
     _read_sizes_elsewhere(emitter, replaced)
-    _erase_unread(gm.graph, replaced)
     sort_stably(gm.graph, emitter.places)
+    gm.graph.eliminate_dead_code()
     gm.graph.lint()
     gm.recompile()
 
@@ -152,9 +152,3 @@ def _read_sizes_elsewhere(emitter: Emitter, replaced: Collection[Node]) -> None:
                 size = emitter.size(user.meta["val"])
                 user.replace_all_uses_with(size, propagate_meta=False)  # type: ignore[arg-type]
                 emitter.graph.erase_node(user)
-
-
-def _erase_unread(graph: Graph, candidates: Collection[Node]) -> None:
-    for node in reversed(list(graph.nodes)):
-        if node in candidates and not node.users:
-            graph.erase_node(node)

@@ -27,15 +27,32 @@ class ChunkRows(Enum):
     SIZE = "rows of this chunk"
 
 
+Domain = Literal["kept", "all"]
+"""``all``: the rows of logits of which a slice goes on; ``kept``: those rows, or all if none is cut."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Which dimensions of a value enumerate the rows: ``count`` dimensions from ``axis`` on.
 
-    In a chunk they are one dimension, at ``axis``.
+    In a chunk they are one dimension, at ``axis``; a chunk holds kept rows only.
     """
 
     axis: int
     count: int
+    domain: Domain = "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class RowSlice:
+    """Logits of shape (``lead``, V) are cut to ``[start:stop]`` in dimension ``dim`` of ``lead``."""
+
+    lead: tuple[Size, ...]
+    kept: tuple[Size, ...]
+    """``lead`` after the cut."""
+    dim: int
+    start: Any
+    stop: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +112,21 @@ class HeadSite:
     """A head, and how to cut it into row chunks.
 
     ``passes`` holds one sweep in the early form, and the forward's and the backward's sweep in the
-    rebuild form. ``why_rebuild`` says what forbids the early form. ``logging_only`` names values
-    computed from the logits that no gradient flows through.
+    rebuild form; ``why_rebuild`` says what forbids the early form. ``rows`` counts those kept if
+    ``cut`` drops some. ``logging_only`` are values made of logits for forward outputs that nobody
+    can differentiate: what is kept for their gradient would be kept for nothing.
     """
 
     form: Form
     logits: Node
     rows: Size
+    cut: RowSlice | None
     vocabulary: Size
     hidden: Size
     passes: tuple[ChunkPass, ...]
     tangent: Node | None
     why_rebuild: str
-    logging_only: tuple[str, ...]
+    logging_only: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)

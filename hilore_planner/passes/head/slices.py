@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from itertools import pairwise
 
 import torch
@@ -13,7 +14,7 @@ from torch.fx import Node
 from hilore_planner.passes import compat
 from hilore_planner.passes.head.emit import Emitter
 from hilore_planner.passes.head.shapes import shape_of
-from hilore_planner.passes.head.site import HeadSite, Operand, Rows, Size
+from hilore_planner.passes.head.site import HeadSite, Operand, Rows
 
 aten = torch.ops.aten
 Bound = int | Node
@@ -58,15 +59,22 @@ class Slicer:
         if not rows >= number:
             raise AssertionError(f"{rows} >= {number} holds for the sizes traced")
         origin, call = self.site.logits, self.emitter.call
-        total = self.emitter.size(rows)
         cuts: list[Bound] = [0]
         for index in range(1, number):
-            scaled = call(origin, operator.mul, total, index)
+            scaled = call(origin, operator.mul, self._total, index)
             cuts.append(call(origin, operator.floordiv, scaled, number))
         return [
             Chunk(a, b, b if a == 0 else call(origin, operator.sub, b, a), number == 1)
-            for a, b in pairwise([*cuts, total])
+            for a, b in pairwise([*cuts, self._total])
         ]
+
+    @cached_property
+    def _total(self) -> Bound:
+        """The number of rows kept, as an argument."""
+        if self.site.cut is None or isinstance(self.site.rows, int):
+            return self.emitter.size(self.site.rows)
+        sizes = [self.emitter.size(size) for size in self.site.cut.kept]
+        return reduce(lambda a, b: self.emitter.call(self.site.logits, operator.mul, a, b), sizes)
 
     def part(self, operand: Operand, chunk: Chunk) -> Bound:
         """What ``chunk`` reads of a value."""
@@ -94,12 +102,27 @@ class Slicer:
         if operand.spread:
             sizes = [self.emitter.size(size) for size in operand.spread]
             node = call(origin, aten.expand.default, node, sizes)
-        if rows.count == 1:
+        if rows.domain == "all":
+            node, rows = self._kept(operand.node, node, rows)
+        elif rows.count == 1:
             return node
         dense = call(origin, aten.clone.default, node, memory_format=torch.contiguous_format)
-        return call(origin, aten.view.default, dense, self._joined(dense, rows, self.site.rows))
+        return call(origin, aten.view.default, dense, self._joined(dense, rows, self._total))
 
-    def _joined(self, node: Node, block: Rows, size: Size) -> list[Bound]:
+    def _kept(self, origin: Node, node: Node, rows: Rows) -> tuple[Node, Rows]:
+        """Only the rows that are kept, of a value that has all; its rows lie as in the slice."""
+        cut = self.site.cut
+        assert cut is not None
         shape = shape_of(node)
-        sizes = (*shape[: block.axis], size, *shape[block.axis + block.count :])
-        return [self.emitter.size(own) for own in sizes]
+        split = (*shape[: rows.axis], *cut.lead, *shape[rows.axis + rows.count :])
+        if rows.count != len(cut.lead):
+            sizes = [self.emitter.size(size) for size in split]
+            node = self.emitter.call(origin, aten.view.default, node, sizes)
+        dim, bounds = rows.axis + cut.dim, (cut.start, cut.stop)
+        kept = self.emitter.call(origin, aten.slice.Tensor, node, dim, *bounds)
+        return kept, replace(rows, count=len(cut.lead))
+
+    def _joined(self, node: Node, block: Rows, size: Bound) -> list[Bound]:
+        before = [self.emitter.size(own) for own in shape_of(node)[: block.axis]]
+        behind = [self.emitter.size(own) for own in shape_of(node)[block.axis + block.count :]]
+        return [*before, size, *behind]

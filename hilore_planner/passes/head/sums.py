@@ -19,7 +19,9 @@ def row_sum(node: Node, known: Callable[[Node], Rows | None]) -> Recipe | None:
     """The part of a sum over all rows that one chunk gives; None if ``node`` is no such sum."""
     if node.target is aten.mm.default:
         left, right = value_args(node, 0, 1)
-        made = (Operand(left, Rows(1, 1)), Operand(right, Rows(0, 1)))
+        placed = [rows for rows in (known(left), known(right)) if rows is not None]
+        domain = placed[0].domain if placed else "kept"
+        made = (Operand(left, Rows(1, 1, domain)), Operand(right, Rows(0, 1, domain)))
         agree = (operand.rows == known(operand.node) for operand in made if known(operand.node))
         return Recipe(node.target, made, dict(node.kwargs)) if all(agree) else None
     if node.target is aten.sum.dim_IntList:

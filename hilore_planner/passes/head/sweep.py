@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 from hilore_planner.passes.head.emit import Emitter
 from hilore_planner.passes.head.reach import MATMULS
 from hilore_planner.passes.head.recipes import operands
-from hilore_planner.passes.head.shapes import shape_of
+from hilore_planner.passes.head.shapes import shape_of, tensor_of
 from hilore_planner.passes.head.site import (
     ChunkPass,
     ChunkRows,
@@ -20,6 +20,7 @@ from hilore_planner.passes.head.site import (
     HeadSite,
     Operand,
     Recipe,
+    Rows,
     Step,
 )
 from hilore_planner.passes.head.slices import Bound, Chunk, Slicer
@@ -48,7 +49,9 @@ def emit_sweep(
         made = _OneChunk(emitter, slicer, chunk, totals, finished).run(sweep.steps)
         for node, so_far in parts.items():
             so_far.append(made[node])
-    return {leaving.node: _join(emitter, leaving, parts[leaving.node]) for leaving in sweep.exits}
+    return {
+        leaving.node: _join(emitter, site, leaving, parts[leaving.node]) for leaving in sweep.exits
+    }
 
 
 def _finished(emitter: Emitter, latest: Mapping[Node, Node]) -> Node | None:
@@ -63,15 +66,38 @@ def _finished(emitter: Emitter, latest: Mapping[Node, Node]) -> Node | None:
     return flag
 
 
-def _join(emitter: Emitter, leaving: Exit, parts: list[Node]) -> Node:
+def _join(emitter: Emitter, site: HeadSite, leaving: Exit, parts: list[Node]) -> Node:
     """The whole value of an exit."""
     node, rows, whole = leaving.node, leaving.rows, parts[-1]
     if rows is not None and len(parts) > 1:
         whole = emitter.call(node, aten.cat.default, parts, rows.axis)
+    if rows is not None and rows.domain == "all":
+        whole = _with_dropped_rows(emitter, site, leaving.node, whole, rows)
     if len(shape_of(whole)) == len(shape_of(node)):
         return whole
     sizes = [emitter.size(size) for size in shape_of(node)]
     return emitter.call(node, aten.view.default, whole, sizes)
+
+
+def _with_dropped_rows(
+    emitter: Emitter, site: HeadSite, origin: Node, kept: Node, rows: Rows
+) -> Node:
+    """A gradient of kept rows, among the zeros of those that were sliced away."""
+    cut, value = site.cut, tensor_of(kept)
+    assert cut is not None
+    assert value is not None
+    before = [emitter.size(size) for size in shape_of(kept)[: rows.axis]]
+    behind = [emitter.size(size) for size in shape_of(kept)[rows.axis + 1 :]]
+    inside, lead = ([emitter.size(size) for size in sizes] for sizes in (cut.kept, cut.lead))
+    split = emitter.call(origin, aten.view.default, kept, [*before, *inside, *behind])
+    like = {"dtype": value.dtype, "device": value.device}
+    zeros = emitter.call(origin, aten.full.default, [*before, *lead, *behind], 0, **like)
+    dim, bounds = rows.axis + cut.dim, (cut.start, cut.stop)
+    whole = emitter.call(origin, aten.slice_scatter.default, zeros, split, dim, *bounds)
+    if rows.count == len(cut.lead):
+        return whole
+    sizes = [emitter.size(size) for size in shape_of(origin)]
+    return emitter.call(origin, aten.view.default, whole, sizes)
 
 
 class _OneChunk:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from torch.fx import Node
 
@@ -11,6 +12,7 @@ from hilore_planner.passes.head.recipes import operands, recipe
 from hilore_planner.passes.head.shapes import product, row_blocks, same, shape_of
 from hilore_planner.passes.head.site import (
     ChunkPass,
+    Domain,
     Exit,
     NotRowWiseError,
     Recipe,
@@ -24,7 +26,7 @@ from hilore_planner.passes.head.sums import row_sum
 class _Layouts:
     """Row layouts of the nodes of one sweep, found from the logits on."""
 
-    def __init__(self, members: Collection[Node], rows: Size) -> None:
+    def __init__(self, members: Collection[Node], rows: Mapping[Domain, Size]) -> None:
         self.members = members
         self.rows = rows
         self.made: dict[Node, tuple[Rows | None, Recipe]] = {}
@@ -37,10 +39,10 @@ class _Layouts:
     def infer(self, node: Node) -> None:
         """Place a node from the layouts of what it reads."""
         reason = (
-            f"{node.target} gives shape {tuple(shape_of(node))}, in which the {self.rows} rows of "
-            "the logits are not to be found"
+            f"{node.target} gives shape {tuple(shape_of(node))}, in which the "
+            f"{self.rows['kept']} rows of the logits are not to be found"
         )
-        for block in row_blocks(shape_of(node), self.rows):
+        for block in self._blocks(node):
             try:
                 made = recipe(node, block)
             except NotRowWiseError as error:
@@ -53,6 +55,11 @@ class _Layouts:
         if total is None:
             raise NotRowWiseError(node, reason)
         self._place(node, None, total)
+
+    def _blocks(self, node: Node) -> Iterator[Rows]:
+        for domain, rows in self.rows.items():
+            for block in row_blocks(shape_of(node), rows):
+                yield replace(block, domain=domain)
 
     def demand(self, node: Node, block: Rows) -> None:
         """Place a node where one of its readers needs its rows to be."""
@@ -81,8 +88,9 @@ class _Layouts:
 
     def _check_external(self, node: Node, block: Rows) -> None:
         sizes = shape_of(node)[block.axis : block.axis + block.count]
-        if not same(product(sizes), self.rows):
-            raise NotRowWiseError(node, f"it has {product(sizes)} rows and not {self.rows}")
+        rows = self.rows[block.domain]
+        if not same(product(sizes), rows):
+            raise NotRowWiseError(node, f"it has {product(sizes)} rows and not {rows}")
 
 
 def trace_pass(
@@ -90,6 +98,7 @@ def trace_pass(
     logits: Node,
     members: Collection[Node],
     *,
+    rows: Mapping[Domain, Size],
     wide: Collection[Node],
     read_later: Collection[Node],
     tangent_dependent: Collection[Node],
@@ -99,6 +108,7 @@ def trace_pass(
     Args:
         order: the nodes of the graph in program order.
         logits: the head's matmul, (N, V).
+        rows: how many rows there are in each domain.
         members: nodes that may be done inside the sweep; all else it reads is computed before.
         wide: the vocabulary-sized nodes, which never leave a sweep.
         read_later: nodes of later sweeps: what they read of this one has to leave it.
@@ -107,7 +117,7 @@ def trace_pass(
     Raises:
         NotRowWiseError: a member is needed that cannot be done on a chunk of rows.
     """
-    layouts = _Layouts(members, shape_of(logits)[0])
+    layouts = _Layouts(members, rows)
     for node in order:
         reads_placed = any(arg in layouts.made for arg in node.all_input_nodes)
         if node in members and node not in layouts.made and (node is logits or reads_placed):
