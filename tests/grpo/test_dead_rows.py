@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from hilore_planner.errors import OptionError
@@ -73,6 +75,23 @@ def test_gradients_are_those_of_the_full_batch(loss: PolicyLoss) -> None:
     found = loss.loss(model(live.padded(ids), live.padded(targets)), live.batch)
     torch.autograd.backward(found)
     assert_equal(found.detach(), value)
+    assert_equal(model.gradient(), expected)
+
+
+@pytest.mark.parametrize("name", ["trl/grpo", "trl/vespo", "verl/gspo", "openrlhf/ppo"])
+@given(seed=st.integers(0, 2**31), max_tokens=st.integers(WIDTH, 20), shapes=st.integers(1, 3))
+@settings(max_examples=10)
+def test_random_batches(name: str, seed: int, max_tokens: int, shapes: int) -> None:
+    loss, model = make_loss(name), Tiny()
+    batch = batch_for(model, seed)
+    _, expected = full_gradient(model, loss, batch)
+    live = drop_dead(loss, batch)
+    ids, targets = tokens()
+    lengths = live.lengths.tolist()
+    for microbatch in pad_microbatches(lengths, max_tokens=max_tokens, shapes=shapes):
+        part = live.take(microbatch)
+        made = model(part.padded(ids), part.padded(targets))
+        torch.autograd.backward(loss.loss(made, part.batch))
     assert_equal(model.gradient(), expected)
 
 
