@@ -259,16 +259,21 @@ def held_after() -> Any:
     def _(value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(value)
 
+    def buffer_behind(value: Any) -> Any:
+        """The buffer a lowered value lives in, made to exist; views are looked through."""
+        while not isinstance(value, ir.Buffer):
+            if isinstance(value, ir.StorageBox):
+                value.realize()
+            value = value.data
+        return value
+
     @register_lowering(torch.ops.hilore.held_after.default, type_promotion_kind=None)
     def _(value: Any, anchor: Any) -> Any:
-        value.realize()
-        anchor.realize()
-        made: Any = value.data.data if isinstance(value.data, ir.StorageBox) else value.data
+        made, before = buffer_behind(value), buffer_behind(anchor)
         if isinstance(made, ir.MultiOutput):
             made = made.inputs[0]
-        name = made.get_operation_name()
-        if name != anchor.get_operation_name():
-            V.graph.additional_buffer_deps[name].add(anchor.get_name())
+        if isinstance(made, ir.Operation) and made is not before:
+            V.graph.additional_buffer_deps[made.get_operation_name()].add(before.get_name())
         return value
 
     return torch.ops.hilore.held_after.default

@@ -165,13 +165,32 @@ def storage_bytes(value: torch.Tensor) -> int:
 
 def flops(node: Node) -> int:
     """Floating-point operations of a matrix product or attention node; 0 for other nodes."""
-    target = node.target
-    packet = getattr(target, "overloadpacket", None)
+    if "scaled_dot_product" in str(node.target):
+        return _attention_flops(node)
+    packet = getattr(node.target, "overloadpacket", None)
     if packet not in flop_registry:
         return 0
     args = torch.fx.map_arg(node.args, _concrete)
     kwargs = torch.fx.map_arg(node.kwargs, _concrete)
     return int(flop_registry[packet](*args, **kwargs, out_val=_concrete(node)))
+
+
+def _attention_flops(node: Node) -> int:
+    """Two products forward and five backward, halved where the mask is causal.
+
+    Torch's own counter refuses grouped queries (fewer key heads than query heads).
+    """
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    query, key = given["query"], given["key"]
+    assert isinstance(query, Node)
+    assert isinstance(key, Node)
+    batch, heads, rows, width = (compat.hint(size) for size in query.meta["val"].shape)
+    columns = compat.hint(key.meta["val"].shape[-2])
+    products = 5 if "backward" in str(node.target) else 2
+    pairs = rows * columns // (2 if given.get("is_causal") else 1)
+    return 2 * products * batch * heads * pairs * width
 
 
 def _concrete(node: Node) -> Any:

@@ -1,0 +1,119 @@
+"""Run variants in processes of their own, compiling side by side and measuring one at a time."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from hilore_planner.bench.setting import Setting, Variant
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One variant of one setting; ``plan`` keeps its plan file."""
+
+    setting: Setting
+    variant: Variant
+    plan: Path | None = None
+
+
+def run_jobs(jobs: Sequence[Job], *, device: str, side_by_side: int) -> list[Row]:
+    """Rows of all jobs in order; a job that fails gives a row with ``error``."""
+    rows: list[Row] = []
+    for start in range(0, len(jobs), side_by_side):
+        rows += _run_group(jobs[start : start + side_by_side], device)
+    return rows
+
+
+def _run_group(jobs: Sequence[Job], device: str) -> list[Row]:
+    workers = [_start(job, device) for job in jobs]
+    rows: list[Row] = []
+    first_answers = [_pipe(worker.stdout).readline() for worker in workers]
+    for job, worker, answer in zip(jobs, workers, first_answers, strict=True):
+        if answer.strip() == "ready":
+            _pipe(worker.stdin).write("go\n")
+            _pipe(worker.stdin).flush()
+            answer = _pipe(worker.stdout).readline()
+        row = json.loads(answer) if answer.startswith("{") else _lost(job)
+        worker.communicate()
+        rows.append(row)
+        print(_line(row), file=sys.stderr, flush=True)
+    return rows
+
+
+def _start(job: Job, device: str) -> subprocess.Popen[str]:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "hilore_planner.bench.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    message = {
+        "setting": asdict(job.setting),
+        "variant": job.variant.as_dict(),
+        "device": device,
+        "plan": str(job.plan) if job.plan else None,
+    }
+    _pipe(worker.stdin).write(json.dumps(message) + "\n")
+    _pipe(worker.stdin).flush()
+    return worker
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+def _lost(job: Job) -> Row:
+    return {
+        "setting": job.setting.name,
+        "variant": job.variant.name,
+        "cap_bytes": job.variant.cap_bytes,
+        "error": "the process ended without an answer; its own output is above",
+    }
+
+
+def _line(row: Row) -> str:
+    if "error" in row:
+        return f"{row['setting']}  {row['variant']}  {row['error']}"
+    peak = row["measured_peak_bytes"] / 2**30
+    predicted = row.get("predicted_peak_bytes")
+    ratio = (
+        f"  predicted/measured {predicted / row['measured_peak_bytes']:.4f}" if predicted else ""
+    )
+    return f"{row['setting']}  {row['variant']}  {row['time_ms']:.1f} ms  {peak:.3f} GiB{ratio}"
+
+
+def write_record(path: Path, rows: Iterable[Row], *, device: str) -> None:
+    """Write a result file: where, with what and when its rows were measured."""
+    record = {
+        "command": " ".join(["hilore", *sys.argv[1:]]),
+        "commit": _commit(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "torch": str(torch.__version__),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "rows": list(rows),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def _commit() -> str:
+    """Commit of the checkout; ``HILORE_COMMIT`` where the code was copied without its history."""
+    import os
+
+    if given := os.environ.get("HILORE_COMMIT"):
+        return given
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"

@@ -1,0 +1,85 @@
+"""What is measured: a model shape with a batch, and the ways to run its update."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from hilore_planner.errors import OptionError
+
+Kind = Literal["eager-gc", "gc", "inductor", "budget", "hilore"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A model and a microbatch; weights and tokens are random with ``seed``.
+
+    Attributes:
+        layers: fewer than the model has, for quick runs; None: all.
+        lora: rank of adapters on the seven projections; 0: every weight is trained.
+        accumulate: gradients of an earlier microbatch are there already.
+    """
+
+    name: str
+    model: str
+    sequences: int
+    prompt: int
+    response: int
+    layers: int | None = None
+    lora: int = 0
+    accumulate: bool = False
+    dtype: str = "bfloat16"
+    seed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and response tokens of one update."""
+        return self.sequences * (self.prompt + self.response)
+
+    def shortened(self, layers: int) -> Setting:
+        """The same with fewer layers, and a name that says so."""
+        return replace(self, layers=layers, name=f"{self.name}-{layers}layers")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run the update.
+
+    Attributes:
+        kind: ``eager-gc`` and ``gc`` are transformers' gradient checkpointing, without and with compilation;
+            ``inductor`` is compiled and unplanned; ``budget`` is torch's activation_memory_budget.
+        cap_bytes, gradient_error: of ``hilore``.
+        budget: of ``budget``.
+    """
+
+    name: str
+    kind: Kind
+    cap_bytes: int | None = None
+    gradient_error: float = 0.0
+    budget: float = 1.0
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain data, for another process."""
+        return asdict(self)
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting("qwen2.5-0.5b", "qwen2.5-0.5b", 8, 512, 2048),
+        Setting("qwen2.5-1.5b", "qwen2.5-1.5b", 4, 512, 2048),
+        Setting("qwen2.5-3b-lora16", "qwen2.5-3b", 4, 1024, 2048, lora=16),
+    )
+}
+
+
+def setting_named(name: str) -> Setting:
+    """The setting called ``name``.
+
+    Raises:
+        OptionError: there is none; the message lists those there are.
+    """
+    try:
+        return SETTINGS[name]
+    except KeyError:
+        raise OptionError(f"unknown setting {name!r}; known: {', '.join(SETTINGS)}") from None

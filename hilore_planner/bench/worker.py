@@ -1,0 +1,180 @@
+"""One variant in a process of its own: compile, say so, wait for the device, measure, print one row.
+
+Several workers compile side by side; the runner lets them measure one after another, so that timings do not disturb
+each other.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hilore_planner.backend import hilore
+from hilore_planner.bench.setting import Setting, Variant
+from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
+from hilore_planner.peak.measure import measured_peak_bytes
+from hilore_planner.plan import PlacementPlan
+
+WARM_UPS = 2
+REPEATS = 8
+_PROJECTIONS = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
+
+
+class Update:
+    """A model, a batch, and the function that runs forward and backward."""
+
+    def __init__(
+        self, setting: Setting, variant: Variant, device: torch.device, plan: Path
+    ) -> None:
+        shape = dict(MODELS[setting.model])
+        if setting.layers is not None:
+            shape["num_hidden_layers"] = setting.layers
+        dtype: torch.dtype = getattr(torch, setting.dtype)
+        self.model = build_qwen2(dtype=dtype, device=device, seed=setting.seed, **shape)
+        if variant.kind in ("gc", "eager-gc"):
+            self.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        if setting.lora:
+            _add_adapters(self.model, setting.lora, variant.kind)
+        self.batch = random_batch(
+            sequences=setting.sequences,
+            prompt=setting.prompt,
+            response=setting.response,
+            vocab_size=self.model.config.vocab_size,
+            device=device,
+            seed=setting.seed + 1,
+        )
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.accumulate = setting.accumulate
+        self._make_optimizer_state(device)
+        self.loss = _compiled(actor_loss(self.model, prompt=setting.prompt), variant, plan)
+
+    def _make_optimizer_state(self, device: torch.device) -> None:
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-6, fused=device.type == "cuda")
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop the gradients, unless the setting accumulates them."""
+        if not self.accumulate:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def run(self) -> None:
+        """Forward and backward."""
+        self.loss(*self.batch).backward()
+
+
+def _add_adapters(model: Any, rank: int, kind: str) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=_PROJECTIONS))
+    if kind in ("gc", "eager-gc"):
+        model.enable_input_require_grads()
+
+
+def _compiled(loss: Callable[..., Any], variant: Variant, plan: Path) -> Callable[..., Any]:
+    match variant.kind:
+        case "eager-gc":
+            return loss
+        case "hilore":
+            options: dict[str, Any] = {"plan": str(plan), "gradient_error": variant.gradient_error}
+            if variant.cap_bytes is not None:
+                options["memory_cap"] = variant.cap_bytes
+            options["reserved"] = 0
+            return torch.compile(loss, dynamic=False, backend=hilore, options=options)
+        case "budget":
+            import torch._functorch.config as functorch_config
+
+            functorch_config.activation_memory_budget = variant.budget
+    return torch.compile(loss, dynamic=False)
+
+
+def measure(update: Update, device: torch.device) -> dict[str, Any]:
+    """Median time and peak of the update."""
+    for _ in range(WARM_UPS):
+        update.run()
+        update.clear()
+    peaks, times = [], []
+    for _ in range(REPEATS):
+        _synchronize(device)
+        start = time.perf_counter()
+        peaks.append(measured_peak_bytes(update.run, device).peak_bytes)
+        times.append(1e3 * (time.perf_counter() - start))
+        update.clear()
+    return {
+        "time_ms": round(statistics.median(times), 3),
+        "time_ms_min": round(min(times), 3),
+        "time_ms_max": round(max(times), 3),
+        "measured_peak_bytes": max(peaks),
+    }
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _planned(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    plan = PlacementPlan.load(path)
+    return {
+        "status": plan.solution.status,
+        "saved_bytes": plan.solution.saved_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "estimated_peak_bytes": plan.solution.peak_bytes,
+        "predicted_time_ns": plan.predicted.time_ns,
+        "predicted_gradient_error": plan.predicted_gradient_error,
+        "objective_ns": plan.solution.objective_ns,
+        "bound_ns": plan.solution.bound_ns,
+        "gap": plan.solution.gap,
+        "solver_seconds": plan.solution.solver_seconds,
+    }
+
+
+def main() -> None:
+    """Read one job from standard input, answer on standard output."""
+    job = json.loads(sys.stdin.readline())
+    setting, variant = Setting(**job["setting"]), Variant(**job["variant"])
+    device = torch.device(job["device"])
+    row: dict[str, Any] = {
+        "setting": setting.name,
+        "variant": variant.name,
+        "cap_bytes": variant.cap_bytes,
+        "gradient_error": variant.gradient_error,
+        "seed": setting.seed,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Path(job.get("plan") or Path(folder) / "plan.json")
+        try:
+            start = time.perf_counter()
+            update = Update(setting, variant, device, plan)
+            update.run()
+            update.clear()
+            _synchronize(device)
+            row["first_call_seconds"] = round(time.perf_counter() - start, 1)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+                row["static_bytes"] = torch.cuda.memory_allocated(device)
+            print("ready", flush=True)
+            sys.stdin.readline()
+            row |= measure(update, device) | _planned(plan)
+            row["tokens_per_second"] = round(1e3 * setting.tokens / row["time_ms"])
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {error}"[:1500]
+    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
