@@ -83,7 +83,8 @@ def exposure(
 ) -> Exposure:
     """Exposure from what is known before the forward, or refined with fresh ``log_probs``.
 
-    Shapes: ``log_probs`` and ``sum_squared_probs`` (Σπ² over the vocabulary) are (B, T). With
+    Shapes: ``log_probs`` and ``sum_squared_probs`` (Σπ² over the vocabulary) are (B, T), of responses
+    alone or, with a mask of zero on the prompt, of whole sequences: then prompt rows come back too. With
     ``cu_seqlens`` the rows come back packed; see :func:`hilore_planner.grpo.batch.packed_batch`.
 
     Without ``log_probs`` the coefficients are those at ratio one, or with ``assume="bound"`` their
@@ -94,20 +95,22 @@ def exposure(
     somewhere (an unclipped side; give ``ratio_limit``), or if an entropy bonus lacks
     ``vocab_size``.
     """
-    basis: Basis = "fresh" if log_probs is not None else assume
+    basis: Basis = assume if log_probs is None else "fresh"
     bound = loss.coefficient_bound(batch, ratio_limit)
     if log_probs is not None:
         values = loss.coefficient(log_probs, batch)
+        alive, norm = values != 0, logit_norm(log_probs, sum_squared_probs)
+    elif assume == "bound":  # the policy may have moved anywhere: π is not known either
+        values, alive, norm = bound, bound != 0, logit_norm(None)
     else:
-        values = bound if assume == "bound" else loss.on_policy_coefficient(batch)
+        values = loss.on_policy_coefficient(batch)
+        alive, norm = bound != 0, logit_norm(batch.old_log_probs, sum_squared_probs)
     if not bool(torch.isfinite(values).all()):
         raise OptionError(
             f"{loss} does not bound its coefficients and ratio_limit is {ratio_limit}; "
             "accepted: a finite ratio_limit and no unbounded KL term, or assume='on_policy'"
         )
-    known = batch.old_log_probs if log_probs is None else log_probs
-    squares = (values * logit_norm(known, sum_squared_probs)).square()
-    alive = values != 0 if basis == "fresh" else bound != 0
+    squares = (values * norm).square()
     bonus = loss.entropy_weights(batch)
     if bonus is not None:
         squares = squares + (bonus * entropy_norm_bound(vocab_size)).square()

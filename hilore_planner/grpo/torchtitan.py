@@ -5,6 +5,7 @@ Source: ``torchtitan/experiments/rl/losses/dapo.py`` (2026).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,7 +50,8 @@ class TorchtitanLoss(PolicyLoss):
 
     def token_weights(self, batch: LossBatch) -> Tensor:
         """Mask over normaliser, (B, T), zero where the generator gave no finite number."""
-        tokens = 1.0 if batch.num_tokens is None else max(float(batch.num_tokens), 1.0)
+        count = 1.0 if batch.num_tokens is None else batch.num_tokens
+        tokens = count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0)
         scored = batch
         if batch.old_log_probs is not None:
             finite = torch.isfinite(batch.old_log_probs)
@@ -64,5 +66,5 @@ class TorchtitanLoss(PolicyLoss):
 
     def policy_bound(self, batch: LossBatch, ratio_limit: float) -> SlopeBound:
         """Bounds on the slopes over all ratios up to ``ratio_limit``."""
-        limit = min(ratio_limit, float(torch.exp(torch.tensor(LOG_LIMIT))))
+        limit = min(ratio_limit, math.exp(LOG_LIMIT))
         return SlopeBound(self.clip.bound(batch.token_advantages, limit))

@@ -96,6 +96,8 @@ def test_basis() -> None:
     assert bool((bound.coefficients >= fresh.coefficients.abs()).all())
     assert bool((bound.coefficients >= first.coefficients.abs()).all())
     assert bool((fresh.live <= bound.live).all())
+    assert bool((bound.rows >= fresh.rows).all())
+    assert bool((bound.rows >= first.rows).all())
     assert bool((first.live == bound.live).all())
 
 
