@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hilore_planner.compiling import RegionCompiler
+from hilore_planner.compiling import Attempt, RegionCompiler
 from hilore_planner.errors import HiloreError, PlanFileError
 from hilore_planner.options import Options
 from hilore_planner.partitioner import Planner
@@ -96,10 +96,13 @@ def _compile(
         cap_bytes=cap,
         key=_cache_key(gm, inputs, options, around, cap),
         planner=source.planner,
+        checkpoint_tags=options.checkpoint_tags,
         is_given=lambda: source.is_given,
     ).run()
     if attempt.plan is not None:
         source.write(attempt.plan)
+    if options.dump_dir is not None:
+        _dump(options.dump_dir, source.region, attempt)
     _report(source.region, attempt.plan, attempt.reason or "it has no backward")
     return attempt.compiled
 
@@ -197,6 +200,16 @@ def _cache_key(
     if options.plan is not None and options.plan.exists():
         digest.update(options.plan.read_bytes())
     return digest.hexdigest()
+
+
+def _dump(folder: Path, region: str, attempt: Attempt) -> None:
+    """Write a region's plan and graphs; graphs that came from Inductor's cache are not there to write."""
+    target = folder / "".join(c if c.isalnum() or c in ".-" else "_" for c in region)
+    target.mkdir(parents=True, exist_ok=True)
+    if attempt.plan is not None:
+        attempt.plan.save(target / "plan.json")
+    for name, graph in zip(("forward", "backward"), attempt.graphs or (), strict=False):
+        (target / f"{name}.py").write_text(graph.print_readable(print_output=False))
 
 
 def _report(name: str, plan: PlacementPlan | None, reason: str) -> None:

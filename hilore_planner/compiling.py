@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from hilore_planner.errors import InfeasibleError, PlanFileError, RegionError
-from hilore_planner.partitioner import HilorePartitioner, Planner
+from hilore_planner.partitioner import HilorePartitioner, Modules, Planner
 from hilore_planner.passes import compat
+from hilore_planner.passes.graph import CheckpointTags
 from hilore_planner.peak.step import StepPeak, step_peak
 from hilore_planner.peak.timeline import TensorSpec
 from hilore_planner.peak.workspace import MeasuredWorkspaces
@@ -46,6 +47,8 @@ class Attempt:
     plan: PlacementPlan | None
     peak: StepPeak | None = None
     reason: str = ""
+    graphs: Modules | None = None
+    """Forward and backward as they went to Inductor; None if they came from its cache."""
 
     @property
     def peak_bytes(self) -> int:
@@ -65,6 +68,7 @@ class RegionCompiler:
     cap_bytes: int
     key: str
     planner: PlannerOf
+    checkpoint_tags: CheckpointTags
     is_given: Callable[[], bool]
     """Whether the plan comes from the user's file: then it is checked, and no other is looked for."""
 
@@ -117,7 +121,7 @@ class RegionCompiler:
         return attempt
 
     def _compile(self, key: str, correction: Correction, patches: dict[str, Any]) -> Attempt:
-        partitioner = HilorePartitioner(key, self.planner(correction))
+        partitioner = HilorePartitioner(key, self.planner(correction), self.checkpoint_tags)
         try:
             with capture_wrappers() as wrappers:
                 compiled = compat.compile_graph(
@@ -132,9 +136,9 @@ class RegionCompiler:
             return Attempt(compiled, None, reason=partitioner.unplanned_reason)
         peak = self._dry_run(wrappers)
         if peak is not None:
-            figures = replace(plan.predicted, peak_bytes=peak.peak_bytes)
+            figures = replace(plan.predicted, peak_bytes=peak.peak_bytes + self.around.slack_bytes)
             plan = replace(plan, predicted=figures)
-        return Attempt(compiled, plan, peak)
+        return Attempt(compiled, plan, peak, graphs=partitioner.graphs)
 
     def _dry_run(self, wrappers: Sequence[Wrapper]) -> StepPeak | None:
         """The compiled update's peak; None, with a warning, where its code cannot be run dry."""
@@ -206,6 +210,7 @@ def _corrected(before: Correction, attempt: Attempt) -> Correction:
     estimated_forward = max(figures.position_bytes[:split], default=0)
     estimated_backward = max(figures.position_bytes[split:], default=0)
     outside = attempt.peak.base_bytes - attempt.peak.forward.start_bytes
+    outside += attempt.peak_bytes - attempt.peak.peak_bytes
     return Correction(
         before.forward_bytes + attempt.peak.forward.peak_bytes + outside - estimated_forward,
         before.backward_bytes + attempt.peak.backward.peak_bytes + outside - estimated_backward,

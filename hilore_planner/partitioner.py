@@ -9,10 +9,11 @@ import torch
 
 from hilore_planner.errors import HiloreError
 from hilore_planner.passes import compat
-from hilore_planner.passes.graph import JointGraph, normalise
+from hilore_planner.passes.graph import CheckpointTags, JointGraph, normalise
 from hilore_planner.passes.order import keep_order
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.planning import PlannedRegion
+from hilore_planner.solvers import replay
 
 Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 Planner = Callable[[JointGraph], PlannedRegion]
@@ -25,9 +26,12 @@ class HilorePartitioner(compat.CustomPartitionerFn):
     it must change with everything the plan depends on.
     """
 
-    def __init__(self, key: str, plan: Planner) -> None:
+    def __init__(
+        self, key: str, plan: Planner, checkpoint_tags: CheckpointTags = "override"
+    ) -> None:
         self.key = key
         self._plan = plan
+        self._checkpoint_tags: CheckpointTags = checkpoint_tags
         self.planned: PlannedRegion | None = None
         self.unplanned_reason = ""
         self.error: HiloreError | None = None
@@ -64,7 +68,12 @@ class HilorePartitioner(compat.CustomPartitionerFn):
     def _cut(
         self, gm: torch.fx.GraphModule, num_forward_outputs: int, static: tuple[int, ...]
     ) -> Modules:
-        joint = normalise(gm, num_forward_outputs=num_forward_outputs, static_input_indices=static)
+        joint = normalise(
+            gm,
+            num_forward_outputs=num_forward_outputs,
+            static_input_indices=static,
+            checkpoint_tags=self._checkpoint_tags,
+        )
         self.planned = self._plan(joint)
         saved = Rewriter(self.planned.graph, self.planned.plan.solution.placement).run()
         self.graphs = compat.extract_forward_backward(
@@ -73,9 +82,32 @@ class HilorePartitioner(compat.CustomPartitionerFn):
             num_forward_outputs=num_forward_outputs,
             static_input_indices=static,
         )
+        crowded = crowded_nodes(self.planned)
         for graph in self.graphs:
-            keep_order(graph)
+            keep_order(graph, crowded)
         return self.graphs
+
+
+_CROWDED = 0.15
+"""Share of the room under the cap; steps with less than that left keep their order strictly."""
+
+
+def crowded_nodes(planned: PlannedRegion) -> frozenset[str]:
+    """Names of the nodes in steps whose memory is near the cap.
+
+    Elsewhere Inductor may fuse across steps: that takes a little memory there is, and saves time.
+    """
+    problem, schedule = planned.plan.problem, planned.graph.schedule
+    figures = replay(problem, planned.plan.solution.placement)
+    least = min(position.fixed_bytes for position in problem.positions)
+    cap = problem.memory_cap_bytes
+    limit = cap - _CROWDED * (cap - least)
+    return frozenset(
+        node.name
+        for step, size in zip(schedule.steps, figures.position_bytes, strict=True)
+        if size > limit
+        for node in step
+    )
 
 
 def unplannable(

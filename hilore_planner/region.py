@@ -43,6 +43,14 @@ class Surroundings:
     pending_optimizer_bytes: int
 
     @property
+    def slack_bytes(self) -> int:
+        """How much more than asked for may count: a caching allocator hands out blocks up to 1 MiB too large.
+
+        Which, depends on what else the process allocated before; a few such blocks are always there.
+        """
+        return 4 * 2**20 if self.device.type == "cuda" else 0
+
+    @property
     def slug(self) -> str:
         """The device and torch version, for file names."""
         name = f"{self.device_name}-torch{torch.__version__}"

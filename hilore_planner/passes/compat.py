@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,6 +53,13 @@ def tag_forced_saves(gm: torch.fx.GraphModule) -> None:
     _partitioners.force_save_collectives(gm)
     _partitioners.force_save_effectful_ops(gm)
     _partitioners.force_save_bw_mutation_src(gm)
+
+
+def settle_checkpoint_boundaries(gm: torch.fx.GraphModule) -> None:
+    """Values that leave a checkpointed region are saved, as torch's own partitioner has it."""
+    settle: Any = _partitioners.cleanup_recompute_tags
+    keywords = inspect.signature(settle).parameters
+    settle(gm, **({"is_default_partition": False} if "is_default_partition" in keywords else {}))
 
 
 def must_save(node: torch.fx.Node) -> bool:
@@ -133,6 +141,11 @@ def hint(size: int | torch.SymInt) -> int:
 def is_getitem(node: torch.fx.Node) -> bool:
     """Whether a node picks one output of a multi-output op."""
     return node.op == "call_function" and node.target is operator.getitem
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether a node's operator only looks at its first argument in another way."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 Target = Callable[..., Any]

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from hilore_planner.passes import compat
+from hilore_planner.passes.order import MADE
 
 aten = torch.ops.aten
 
@@ -31,7 +32,7 @@ def clone_node(graph: Graph, node: Node, twin: Callable[[Node], Node]) -> Node:
     kwargs = torch.fx.map_arg(node.kwargs, twin)
     copy = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
     copy.meta = {key: value for key, value in node.meta.items() if key != "recompute"}
-    copy.meta["partitioner_tag"] = "is_backward"
+    copy.meta |= {"partitioner_tag": "is_backward", MADE: True}
     inputs = torch.fx.map_arg(args, value_of)
     with fake_mode_of([node, *node.all_input_nodes]):
         copy.meta["val"] = node.target(*inputs, **torch.fx.map_arg(kwargs, value_of))  # type: ignore[operator]
@@ -59,6 +60,7 @@ def inline(
                 node.target, args, torch.fx.map_arg(node.kwargs, env.__getitem__)
             )
             copy.meta = {**_attribution(origin), "val": node.meta["val"], "partitioner_tag": tag}
+            copy.meta[MADE] = True
             env[node] = copy
     result = traced.graph.output_node().args[0]
     flat = result if isinstance(result, (tuple, list)) else (result,)

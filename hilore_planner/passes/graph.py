@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch.fx import GraphModule, Node
 
+from hilore_planner.errors import RegionError
 from hilore_planner.passes import compat
+from hilore_planner.passes.attribution import source_line
+from hilore_planner.passes.emit import fake_mode_of
 from hilore_planner.passes.ops import tensor
+
+CheckpointTags = Literal["override", "respect", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class JointGraph:
     static_input_indices: tuple[int, ...]
     mutated_inputs: frozenset[Node]
     """Inputs whose contents the update overwrites: a later replay would read something else."""
+    tags: dict[Node, str]
+    """What the program's own checkpointing says of a forward node: ``store`` or ``recompute``."""
 
     @property
     def num_forward_outputs(self) -> int:
@@ -48,10 +56,21 @@ class JointGraph:
 
 
 def normalise(
-    gm: GraphModule, *, num_forward_outputs: int, static_input_indices: Sequence[int]
+    gm: GraphModule,
+    *,
+    num_forward_outputs: int,
+    static_input_indices: Sequence[int],
+    checkpoint_tags: CheckpointTags = "override",
 ) -> JointGraph:
-    """Clean the joint graph in place and describe it."""
+    """Clean the joint graph in place and describe it.
+
+    Raises:
+        RegionError: the program uses ``torch.utils.checkpoint`` and ``checkpoint_tags`` is ``"error"``.
+    """
     compat.cse(gm)
+    _refresh_views(gm)
+    tags = _checkpoint_tags(gm, checkpoint_tags)
+    compat.tag_forced_saves(gm)
     nodes = list(gm.graph.nodes)
     end = compat.forward_region_end(nodes)
     forward_side = [node for node in nodes[: end + 1] if not compat.is_tangent(node)]
@@ -68,7 +87,43 @@ def normalise(
         backward_outputs=tuple(flat[num_forward_outputs:]),
         static_input_indices=tuple(static_input_indices),
         mutated_inputs=_mutated_inputs(gm, primals),
+        tags=tags,
     )
+
+
+def _checkpoint_tags(gm: GraphModule, handling: CheckpointTags) -> dict[Node, str]:
+    """Read and clear the tags that ``torch.utils.checkpoint`` left on the graph."""
+    if handling == "respect":
+        compat.settle_checkpoint_boundaries(gm)
+    policies = {node: node.meta.pop("recompute", None) for node in gm.graph.nodes}
+    tagged = {node: policy for node, policy in policies.items() if policy is not None}
+    if handling == "override":
+        return {}
+    if handling == "error" and tagged:
+        first = next(iter(tagged))
+        raise RegionError(
+            f"the update uses torch.utils.checkpoint at {source_line(first) or first.name} ({len(tagged)} operations) "
+            "and checkpoint_tags is 'error'; turn checkpointing off, or pass 'override' or 'respect'"
+        )
+    return {
+        node: "store" if "SAVE" in str(getattr(policy, "name", policy)) else "recompute"
+        for node, policy in tagged.items()
+    }
+
+
+def _refresh_views(gm: GraphModule) -> None:
+    """Evaluate views anew that look at a storage no node makes any more.
+
+    Joint passes put a copy's source in the copy's place (dropout of nothing, a clone that changes nothing), but views
+    of the copy keep its storage and would pass for values of their own.
+    """
+    for node in gm.graph.nodes:
+        if compat.is_getitem(node) and compat.is_view(node.args[0]):
+            node.meta["val"] = node.args[0].meta["val"][node.args[1]]
+        elif compat.is_view(node) and compat.storage_key(node) != compat.storage_key(node.args[0]):
+            arguments = torch.fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+            with fake_mode_of(node.all_input_nodes):
+                node.meta["val"] = node.target(*arguments[0], **arguments[1])
 
 
 def _mutated_inputs(gm: GraphModule, primals: Sequence[Node]) -> frozenset[Node]:

@@ -4,21 +4,30 @@ The plan counts what is alive step by step, so the steps must stay where they ar
 before its first reader, but Inductor, which fuses kernels that read the same input, may pull it (or any other fusible
 work) up to a kernel far earlier, and moves a product whose result is added to something later down to that addition.
 Each kernel of its own is therefore tied to the one before it, and each written-out fusible value to the last before it.
-A tie orders kernels; it moves no data.
+A tie orders kernels; it moves no data. Where memory is plentiful nothing is tied: fusion across steps saves time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.ops import OpKind, kind_of, tensor
 
+MADE = "hilore_made"
+"""Metadata key of nodes that rewriting made: rebuilt values, encoding, decoding."""
 
-def keep_order(gm: GraphModule) -> int:
-    """Tie the written-out values of a graph to their place, in place; returns how many."""
+
+def keep_order(gm: GraphModule, crowded: Container[str]) -> int:
+    """Tie the written-out values of a graph to their place, in place; returns how many.
+
+    ``crowded`` names nodes of the joint graph where memory is short; a node made since (a rebuilt value) counts with
+    the next node of the joint graph, which reads it.
+    """
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
-    steps = _steps(kinds)
+    steps, is_crowded = _steps(kinds), _is_crowded(kinds, crowded)
     anchor: Node | None = None
     tied_op: object = None
     ties: list[tuple[Node, Node]] = []
@@ -28,8 +37,10 @@ def keep_order(gm: GraphModule) -> int:
         if compat.is_getitem(node) and node.args[0] is tied_op:
             continue  # the op's first output has tied it
         is_kernel = compat.is_getitem(node) or kind is OpKind.EXTERN
-        if anchor is not None and (
-            is_kernel or (kind is OpKind.FUSIBLE and _is_written_out(node, kinds, steps))
+        if (
+            anchor is not None
+            and is_crowded[node]
+            and (is_kernel or (kind is OpKind.FUSIBLE and _is_written_out(node, kinds, steps)))
         ):
             ties.append((node, anchor))
         if is_kernel:
@@ -49,6 +60,15 @@ def _steps(kinds: dict[Node, OpKind]) -> dict[Node, int]:
         count += kind is OpKind.EXTERN
         steps[node] = count
     return steps
+
+
+def _is_crowded(kinds: dict[Node, OpKind], crowded: Container[str]) -> dict[Node, bool]:
+    found, following = {}, False
+    for node in reversed(kinds):
+        if not node.meta.get(MADE) and kinds[node] is not OpKind.VIEW:
+            following = node.name in crowded
+        found[node] = following
+    return found
 
 
 def _is_written_out(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int]) -> bool:

@@ -107,7 +107,8 @@ def _unit(
     is_output = compat.is_getitem(node)
     if compat.is_sym_node(node) or (schedule.kinds[node] is OpKind.VIEW and not is_output):
         return None
-    forbidden = _forbidden(joint, node.args[0] if is_output else node)  # type: ignore[arg-type]
+    worker: Node = node.args[0] if is_output else node  # type: ignore[assignment]
+    forbidden, tag = _forbidden(joint, worker), joint.tags.get(worker, "")
     storage = schedule.storages.get(_key(node))
     if storage is None:
         made_at = schedule.step_of.get(node, -1)
@@ -125,7 +126,7 @@ def _unit(
     forward_readers = [n for n in storage.readers if schedule.step_of[n] < boundary]
     written = schedule.is_written_out(storage, forward_readers, made_at)
     last = max([made_at, *(schedule.step_of[n] for n in forward_readers)])
-    is_small = storage.bytes < small_bytes and bool(readers)
+    is_small = storage.bytes < small_bytes and bool(readers) and tag != "recompute"
     return RecoveryUnit(
         origin=origins[node],
         maker=node,
@@ -137,13 +138,22 @@ def _unit(
         read_at=tuple(sorted({schedule.step_of[n] for n in readers})),
         readers=readers,
         is_written_in_forward=written,
+        can_store=tag != "recompute" or bool(forbidden),
         can_recompute=not forbidden and not is_small,
-        forced=forbidden or ("small" if is_small else ""),
+        forced=forbidden or _reason(tag, is_small),
     )
+
+
+def _reason(tag: str, is_small: bool) -> str:
+    if tag:
+        return "checkpoint policy"
+    return "small" if is_small else ""
 
 
 def _forbidden(joint: JointGraph, node: Node) -> str:
     reason = replay_forbidden(node)
+    if not reason and joint.tags.get(node) == "store":
+        reason = "checkpoint policy"
     if not reason and compat.must_save(node):
         reason = "must be saved"
     mutated = {_key(argument) for argument in joint.mutated_inputs}
