@@ -18,11 +18,11 @@ MATMULS = (aten.mm.default, aten.addmm.default)
 
 
 def descendants(graph: Graph, sources: Collection[Node]) -> set[Node]:
-    """All nodes that read one of ``sources``, directly or not; the sources themselves only if they do."""
+    """All calls that read one of ``sources``, directly or not; the sources themselves only if they do."""
     found: set[Node] = set()
     for node in graph.nodes:
         reads = any(arg in found or arg in sources for arg in node.all_input_nodes)
-        if reads and not compat.is_sym_node(node):
+        if reads and node.op == "call_function" and not compat.is_sym_node(node):
             found.add(node)
     return found
 
