@@ -48,3 +48,7 @@ class PlacementError(HiloreError):
     def __init__(self, unit: str, reason: str) -> None:
         super().__init__(f"placement of unit {unit!r}: {reason}")
         self.unit = unit
+
+
+class SolverLimitError(HiloreError):
+    """The time limit passed before any placement was found, or shown not to exist."""

@@ -1,6 +1,7 @@
 """Placement: the problem, its integer program, and the replay that checks a solution."""
 
-from hilore_planner.solvers.milp import Engine, solve
+from hilore_planner.solvers.milp import solve
+from hilore_planner.solvers.pipeline import Engine
 from hilore_planner.solvers.problem import (
     CompressedForm,
     PlacementProblem,
@@ -8,6 +9,7 @@ from hilore_planner.solvers.problem import (
     Solution,
     Unit,
 )
+from hilore_planner.solvers.sweep import sweep
 from hilore_planner.solvers.verify import Replay, replay
 
 __all__ = [
@@ -20,4 +22,5 @@ __all__ = [
     "Unit",
     "replay",
     "solve",
+    "sweep",
 ]

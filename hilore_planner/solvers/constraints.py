@@ -88,7 +88,8 @@ def add_peaks(model: LinearModel, variables: Variables, cap: Cap) -> None:
         ]
         if cap.column is not None:
             terms.append((cap.column, -1.0))
-        room = (cap.size_bytes - positions[k].fixed_bytes) / cap.unit_bytes
+        size_bytes = cap.size_bytes - variables.refinement.guard_bytes
+        room = (size_bytes - positions[k].fixed_bytes) / cap.unit_bytes
         model.row(f"peak[{k}]", terms, upper=room)
 
 
@@ -106,7 +107,7 @@ def add_risk(model: LinearModel, variables: Variables) -> None:
             terms.append((column, form.risk / structure.risk_budget))
         if u in variables.inexact:
             terms.append((variables.inexact[u], unit.inexact_risk / structure.risk_budget))
-    model.row("risk[]", terms, upper=1.0)
+    model.row("risk[]", terms, upper=1.0 - variables.refinement.guard_risk)
 
 
 def add_inexactness(model: LinearModel, variables: Variables) -> None:

@@ -7,8 +7,11 @@ the protocol buffer it reads takes one.
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
@@ -18,6 +21,8 @@ from ortools.math_opt.python import mathopt
 
 Column = int
 Term = tuple[Column, float]
+_STDOUT, _STDERR = 1, 2
+
 Outcome = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 
@@ -118,10 +123,24 @@ def solve_linear(
     if hint and not relaxed:
         values = {variables[column]: value for column, value in hint.items()}
         model_params.solution_hints.append(mathopt.SolutionHint(variable_values=values))
-    result = mathopt.solve(
-        program, mathopt.SolverType.HIGHS, params=params, model_params=model_params
-    )
+    with _stdout_to_stderr():
+        result = mathopt.solve(
+            program, mathopt.SolverType.HIGHS, params=params, model_params=model_params
+        )
     return _read(result, variables)
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Keep standard output for the user's: HiGHS prints there at times, output enabled or not."""
+    sys.stdout.flush()
+    kept = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        yield
+    finally:
+        os.dup2(kept, _STDOUT)
+        os.close(kept)
 
 
 def _read(result: mathopt.SolveResult, variables: list[mathopt.Variable]) -> LinearResult:

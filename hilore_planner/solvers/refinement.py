@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hilore_planner.solvers.problem import PositionIndex
+from hilore_planner.solvers.problem import Bytes, PositionIndex
 
 
 @dataclass(slots=True)
@@ -27,12 +27,20 @@ class Refinement:
             still needed.
         fences: by unit, a position by which it must not be demanded. Fences restrict the program
             to placements that rebuild only so far ahead: quick to make exact, but no bound.
+        guard_bytes: taken off the cap where the solver's tolerance alone let a peak over it.
+        guard_risk: taken off the risk budget, as a part of it, likewise.
     """
 
     peaks: list[PositionIndex] = field(default_factory=list)
     breaks: dict[int, list[PositionIndex]] = field(default_factory=dict)
     tails: dict[int, list[PositionIndex]] = field(default_factory=dict)
     fences: Mapping[int, PositionIndex] = field(default_factory=dict)
+    guard_bytes: Bytes = 0
+    guard_risk: float = 0.0
+
+    def bounds(self) -> bool:
+        """Whether the program is a relaxation: its bound holds for every placement."""
+        return not (self.fences or self.guard_bytes or self.guard_risk)
 
     def fenced(self, fences: Mapping[int, PositionIndex]) -> Refinement:
         """The same refinement, growing together with this one, behind ``fences``."""

@@ -5,30 +5,26 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hilore_planner.solvers.candidate import Candidate, candidate
 from hilore_planner.solvers.linear import Column, LinearResult, solve_linear
 from hilore_planner.solvers.problem import Bytes, Nanoseconds, PositionIndex
 from hilore_planner.solvers.program import Program, peak_program, read_placement, time_program
 from hilore_planner.solvers.refine import refine
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.structure import Structure
-from hilore_planner.solvers.verify import Replay, replay
+from hilore_planner.solvers.verify import Replay
 
 _log = logging.getLogger(__name__)
 
 _ROUNDS = 200
 _POSITIONS_A_ROUND = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A placement with its replay."""
-
-    placement: dict[str, str]
-    replay: Replay
+_LEAST_GUARD_BYTES = 64
+_GUARD_RISK = 3e-6
+"""More than the solver's tolerance on a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class Goal(Protocol):
     def limit_bytes(self, program: Program, result: LinearResult) -> Bytes:
         """The peak that the program believes its solution has at most."""
 
-    def accepts(self, replay: Replay) -> bool:
+    def accepts(self, structure: Structure, found: Candidate) -> bool:
         """Whether a placement may be returned."""
 
 
@@ -105,9 +101,9 @@ class LeastTime:
         """The cap."""
         return self.cap_bytes
 
-    def accepts(self, replay: Replay) -> bool:
-        """Under the cap."""
-        return replay.peak_bytes <= self.cap_bytes
+    def accepts(self, structure: Structure, found: Candidate) -> bool:
+        """Under the cap and in the risk budget."""
+        return found.fits(structure, self.cap_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +130,9 @@ class LeastPeak:
         assert program.cap.column is not None  # this goal minimises it
         return round(result.values[program.cap.column] * program.cap.unit_bytes)
 
-    def accepts(self, replay: Replay) -> bool:
-        """Any."""
-        return True
-
-
-def candidate(structure: Structure, placement: Mapping[str, str]) -> Candidate:
-    """Replay ``placement``."""
-    return Candidate(dict(placement), replay(structure.problem, placement))
+    def accepts(self, structure: Structure, found: Candidate) -> bool:
+        """In the risk budget."""
+        return found.in_budget(structure)
 
 
 def start_refinement(structure: Structure) -> Refinement:
@@ -183,24 +174,22 @@ def search(
             hint=_hint(program, best),
         )
         if result.outcome == "infeasible":
-            return Found(best, bound, infeasible=True)
-        bound = max(bound, goal.bound(program, result))
+            return Found(best, bound, infeasible=refinement.bounds())
+        if refinement.bounds():
+            bound = max(bound, goal.bound(program, result))
         if not result.values:
             break
         found = candidate(structure, read_placement(program.variables, result.values))
         over = _over(found.replay.position_bytes, goal.limit_bytes(program, result))
         _log_round(goal, round_number, program, found, len(over))
-        _log.info("bound %s", bound)
-        if goal.accepts(found.replay) and (
-            best is None or goal.value(found.replay) < goal.value(best.replay)
-        ):
-            best = found
+        if goal.accepts(structure, found):
+            best = min(best or found, found, key=lambda each: goal.value(each.replay))
         if best is not None and closed(goal.value(best.replay), bound, limits.relative_gap):
             break
-        if round_number == rounds - 1 or limits.out_of_time():
+        exact = not over and found.in_budget(structure)
+        if exact or round_number == rounds - 1 or limits.out_of_time():
             break
-        if not _grow(structure, refinement, found, over):
-            break
+        _grow(structure, refinement, found, over)
     return Found(best, bound)
 
 
@@ -209,9 +198,13 @@ def _grow(
     refinement: Refinement,
     found: Candidate,
     over: Sequence[PositionIndex],
-) -> bool:
+) -> None:
+    """Refine where the replay is over; where there is nothing to refine, guard against rounding."""
     grown = [refine(structure, refinement, found.placement, found.replay, k) for k in over]
-    return any(grown)
+    if over and not any(grown):
+        refinement.guard_bytes = max(2 * refinement.guard_bytes, _LEAST_GUARD_BYTES)
+    if not found.in_budget(structure):
+        refinement.guard_risk = _GUARD_RISK
 
 
 def _over(position_bytes: Sequence[Bytes], limit_bytes: Bytes) -> list[PositionIndex]:

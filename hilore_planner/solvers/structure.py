@@ -54,11 +54,15 @@ class Structure:
         for u, unit in enumerate(self.problem.units):
             if unit.layer is not None and self.needed(u):
                 starts[unit.layer] = min(starts.get(unit.layer, self.latest[u]), self.latest[u])
+        order = sorted(starts)
+        above = {
+            layer: starts[order[min(rank + layers, len(order) - 1)]]
+            for rank, layer in enumerate(order)
+        }
         fences: dict[int, PositionIndex] = {}
         for u, unit in enumerate(self.problem.units):
             if unit.layer is not None and self.needed(u):
-                above = starts[min(unit.layer + layers, max(starts))]
-                fence = min(above, self.latest[u]) - 1
+                fence = min(above[unit.layer], self.latest[u]) - 1
                 if fence >= self.earliest[u]:
                     fences[u] = fence
         return fences

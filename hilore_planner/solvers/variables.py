@@ -12,6 +12,7 @@ bounded: ``by_at_least`` and ``by_at_most`` give the column that bounds it from 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hilore_planner.solvers.linear import Column, LinearModel
@@ -60,14 +61,7 @@ class Variables:
 def add_variables(model: LinearModel, structure: Structure, refinement: Refinement) -> Variables:
     """Add every column to ``model``; costs are the objective's."""
     actions = tuple(_actions(model, structure, u) for u in range(len(structure.parents)))
-    inexact = {
-        u: model.column(f"inexact[{structure.problem.units[u].name}]", integer=False)
-        for u, tainted in enumerate(structure.tainted)
-        if tainted
-        and structure.needed(u)
-        and RECOMPUTE in actions[u]
-        and any(structure.tainted[p] for p in structure.parents[u])
-    }
+    inexact = {u: _inexact(model, structure, u) for u in _inexactly_rebuilt(structure, actions)}
     by: dict[tuple[int, str, PositionIndex], Column] = {}
     for u, positions in refinement.breaks.items():
         name = structure.problem.units[u].name
@@ -104,3 +98,19 @@ def _actions(model: LinearModel, structure: Structure, u: int) -> dict[str, Colu
     for form in structure.forms[u]:
         actions[compress_action(form.codec)] = model.column(f"compress[{unit.name},{form.codec}]")
     return actions
+
+
+def _inexactly_rebuilt(structure: Structure, actions: Sequence[dict[str, Column]]) -> list[int]:
+    """Units that may be recomputed from something inexact."""
+    return [
+        u
+        for u, parents in enumerate(structure.parents)
+        if RECOMPUTE in actions[u] and any(structure.tainted[p] for p in parents)
+    ]
+
+
+def _inexact(model: LinearModel, structure: Structure, u: int) -> Column:
+    """``inexact[u]``; closed where that alone would be over the risk budget."""
+    unit = structure.problem.units[u]
+    upper = 0.0 if unit.inexact_risk > structure.risk_budget else 1.0
+    return model.column(f"inexact[{unit.name}]", upper=upper, integer=False)

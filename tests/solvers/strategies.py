@@ -51,6 +51,8 @@ def units(draw: st.DrawFn, index: int, forward: int, backward: int, most_forms: 
         can_recompute=free_to != "store",
         codecs=draw(forms(kept_bytes)) if most_forms else (),
         inexact_risk=draw(st.integers(0, 2)) / 4,
+        kind=draw(st.sampled_from(["", "a", "b"])),
+        layer=draw(st.sampled_from([None, 0, 1, 2])),
     )
 
 

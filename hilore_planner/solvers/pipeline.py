@@ -1,0 +1,195 @@
+"""The order in which a cap is searched, and the solution that comes of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hilore_planner.errors import SolverLimitError
+from hilore_planner.solvers.candidate import Candidate
+from hilore_planner.solvers.linear import solve_linear
+from hilore_planner.solvers.problem import Bytes, Nanoseconds, Solution
+from hilore_planner.solvers.program import read_placement
+from hilore_planner.solvers.refinement import Refinement
+from hilore_planner.solvers.repair import repair
+from hilore_planner.solvers.search import (
+    Found,
+    LeastPeak,
+    LeastTime,
+    Limits,
+    closed,
+    search,
+)
+from hilore_planner.solvers.structure import Structure
+
+Engine = Literal["milp", "lp-repair"]
+
+_FENCES = (0, 1, 2)
+"""How many layers ahead placements may rebuild that are searched before all others."""
+
+_SHARE = 0.3
+"""Of the time that is left, for one search of several."""
+
+_FLOOR_SHARE = 0.1
+"""Likewise for the floor without fences, where one behind fences is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One problem's structure and refinement, for any number of caps."""
+
+    structure: Structure
+    refinement: Refinement
+    engine: Engine
+
+    def least_time(self, cap_bytes: Bytes, limits: Limits, start: Candidate | None) -> Found:
+        """The fastest placement under a cap; with none, whether that is proven."""
+        goal = LeastTime(cap_bytes)
+        if self.engine == "lp-repair":
+            found = self._relaxed(goal, start)
+            return replace(found, best=found.best or self._fenced(goal, limits))
+        first = search(goal, self.structure, self.refinement, limits, start, rounds=1)
+        if first.infeasible:
+            return first
+        best = first.best or self._fenced(goal, limits) or self._relaxed(goal, None).best
+        if best is None or closed(goal.value(best.replay), first.bound, limits.relative_gap):
+            return replace(first, best=best)
+        found = search(goal, self.structure, self.refinement, limits, best)
+        return replace(found, bound=max(first.bound, found.bound))
+
+    def least_peak(self, limits: Limits) -> Found:
+        """The smallest peak: fenced placements first, further and further ahead, then any."""
+        positions = self.structure.problem.positions
+        fixed_bytes = max((position.fixed_bytes for position in positions), default=0)
+        # A tenth of the gap; below one byte, and so exact, where that is less.
+        goal = LeastPeak(max(0.1 * limits.relative_gap * fixed_bytes, 0.4))
+        best: Candidate | None = None
+        for layers in _FENCES:
+            fenced = self.refinement.fenced(self.structure.fences(layers))
+            if fenced.fences:
+                best = search(goal, self.structure, fenced, limits.part(_SHARE), best).best
+        rest = limits if best is None else limits.part(_FLOOR_SHARE)
+        return search(goal, self.structure, self.refinement, rest, best)
+
+    def _relaxed(self, goal: LeastTime, start: Candidate | None) -> Found:
+        """The LP relaxation, rounded and repaired: quick, so whatever the time limit."""
+        program = goal.program(self.structure, self.refinement)
+        result = solve_linear(program.model, relaxed=True)
+        if result.outcome == "infeasible":
+            return Found(start, 0, infeasible=True)
+        rounded = read_placement(program.variables, result.values)
+        repaired = repair(self.structure, rounded, goal.cap_bytes)
+        known = [each for each in (start, repaired) if each is not None]
+        best = min(known, key=lambda each: goal.value(each.replay), default=None)
+        return Found(best, goal.bound(program, result))
+
+    def _fenced(self, goal: LeastTime, limits: Limits) -> Candidate | None:
+        """A placement that rebuilds no further ahead than it must to be under the cap."""
+        for layers in _FENCES:
+            fenced = self.refinement.fenced(self.structure.fences(layers))
+            if fenced.fences:
+                found = search(goal, self.structure, fenced, limits.part(_SHARE))
+                if found.best is not None:
+                    return found.best
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A solution with what the next cap can use.
+
+    Attributes:
+        solution: the solution.
+        best: its placement, if it has one.
+        floor: the least peak, if it was searched.
+    """
+
+    solution: Solution
+    best: Candidate | None
+    floor: Found | None
+
+
+def solve_cap(
+    searched: Search,
+    cap_bytes: Bytes,
+    limits: Limits,
+    start: Candidate | None = None,
+    floor: Found | None = None,
+) -> Answer:
+    """Solve for one cap, from ``start`` if that fits, with a ``floor`` if that is known.
+
+    Raises:
+        SolverLimitError: the limit passed with no placement found, and none ruled out.
+    """
+    started = time.monotonic()
+    structure = searched.structure
+    if start is not None and not start.fits(structure, cap_bytes):
+        start = None
+    if floor is None or start is not None:
+        found = searched.least_time(cap_bytes, limits, start)
+        if found.best is not None:
+            solution = _solution(searched, found.best, found.bound, limits, started)
+            return Answer(solution, found.best, floor)
+    floor = floor or searched.least_peak(limits)
+    if floor.best is None and not floor.infeasible:
+        raise SolverLimitError(
+            f"memory cap {cap_bytes} bytes: the time limit passed with no placement found, and "
+            "none ruled out; allow more time"
+        )
+    if floor.best is None or not floor.best.fits(structure, cap_bytes):
+        return Answer(_infeasible(searched, floor, started), None, floor)
+    found = searched.least_time(cap_bytes, limits, floor.best)
+    best = found.best or floor.best
+    return Answer(_solution(searched, best, found.bound, limits, started), best, floor)
+
+
+def _solution(
+    searched: Search, best: Candidate, bound_ns: Nanoseconds, limits: Limits, started: float
+) -> Solution:
+    objective_ns = best.replay.time_ns
+    bound_ns = min(bound_ns, objective_ns)
+    optimal = closed(objective_ns, bound_ns, limits.relative_gap)
+    return Solution(
+        status="optimal" if optimal else "feasible",
+        engine=searched.engine,
+        placement=best.placement,
+        objective_ns=objective_ns,
+        bound_ns=bound_ns,
+        gap=(objective_ns - bound_ns) / max(objective_ns, 1),
+        solver_seconds=time.monotonic() - started,
+        peak_bytes=best.replay.peak_bytes,
+        peak_position=best.replay.peak_position,
+        saved_bytes=best.replay.saved_bytes,
+        risk=best.replay.risk,
+    )
+
+
+def _infeasible(searched: Search, floor: Found, started: float) -> Solution:
+    least_bytes = None if floor.best is None else floor.best.replay.peak_bytes
+    return Solution(
+        status="infeasible",
+        engine=searched.engine,
+        placement={},
+        objective_ns=0,
+        bound_ns=0,
+        gap=0.0 if least_bytes is None else (least_bytes - floor.bound) / max(least_bytes, 1),
+        solver_seconds=time.monotonic() - started,
+        peak_bytes=0,
+        peak_position=0,
+        saved_bytes=0,
+        risk=0.0,
+        smallest_feasible_cap_bytes=least_bytes,
+        holding=_holding(searched.structure, floor.best),
+    )
+
+
+def _holding(structure: Structure, best: Candidate | None) -> tuple[str, ...]:
+    """What is alive at the least peak; where no cap would do, what cannot be at hand."""
+    if best is not None:
+        return tuple(name for name, _ in best.replay.owners(best.replay.peak_position))
+    return tuple(
+        unit.name
+        for unit, forms in zip(structure.problem.units, structure.forms, strict=True)
+        if unit.read_at and not (unit.can_store or unit.can_recompute or forms)
+    )

@@ -1,0 +1,79 @@
+"""One problem under many caps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hilore_planner.solvers.candidate import Candidate, candidate
+from hilore_planner.solvers.milp import prepare
+from hilore_planner.solvers.pipeline import Engine, solve_cap
+from hilore_planner.solvers.problem import Bytes, PlacementProblem, Solution
+from hilore_planner.solvers.search import Found, Limits, closed
+
+
+def sweep(
+    problem: PlacementProblem,
+    caps: Sequence[Bytes],
+    *,
+    time_limit_seconds: float = 10.0,
+    relative_gap: float = 1e-3,
+    warm_start: Mapping[str, str] | None = None,
+    engine: Engine = "milp",
+) -> tuple[Solution, ...]:
+    """Solve ``problem`` for every cap; its own is not used.
+
+    More memory never costs time: what fits a cap fits any larger one, so each solve starts from the
+    placement of the cap below, and a bound for a cap holds for every smaller one.
+
+    Args:
+        problem: the problem.
+        caps: bytes, in any order.
+        time_limit_seconds: for each cap.
+        relative_gap: as for ``solve``.
+        warm_start: a placement to start from.
+        engine: as for ``solve``.
+
+    Returns:
+        A solution for each cap, in the order given.
+
+    Raises:
+        OptionError: for an unknown engine.
+        PlacementError: for a warm start that does not fit the problem.
+        SolverLimitError: the limit passed with no placement found, and none ruled out.
+    """
+    searched = prepare(problem, engine)
+    start = None if warm_start is None else candidate(searched.structure, warm_start)
+    floor: Found | None = None
+    solutions: dict[Bytes, Solution] = {}
+    for cap_bytes in sorted(set(caps)):
+        limits = Limits(relative_gap, time.monotonic() + time_limit_seconds)
+        answer = solve_cap(searched, cap_bytes, limits, start, floor)
+        solutions[cap_bytes] = answer.solution
+        floor = answer.floor
+        start = _fastest(start, answer.best)
+    _carry_bounds(solutions, relative_gap)
+    return tuple(solutions[cap_bytes] for cap_bytes in caps)
+
+
+def _fastest(*candidates: Candidate | None) -> Candidate | None:
+    known = [each for each in candidates if each is not None]
+    return min(known, key=lambda each: each.replay.time_ns, default=None)
+
+
+def _carry_bounds(solutions: dict[Bytes, Solution], relative_gap: float) -> None:
+    """Raise every bound to those of larger caps."""
+    bound_ns = 0
+    for cap_bytes in sorted(solutions, reverse=True):
+        solution = solutions[cap_bytes]
+        if solution.status == "infeasible":
+            continue
+        bound_ns = max(bound_ns, solution.bound_ns)
+        objective_ns = solution.objective_ns
+        solutions[cap_bytes] = replace(
+            solution,
+            status="optimal" if closed(objective_ns, bound_ns, relative_gap) else "feasible",
+            bound_ns=bound_ns,
+            gap=(objective_ns - bound_ns) / max(objective_ns, 1),
+        )
