@@ -20,6 +20,7 @@ import torch
 from hilore_planner.backend import hilore
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
+from hilore_planner.passes import compat
 from hilore_planner.peak.measure import measured_peak_bytes
 from hilore_planner.plan import PlacementPlan
 
@@ -94,9 +95,7 @@ def _compiled(loss: Callable[..., Any], variant: Variant, plan: Path) -> Callabl
             options["reserved"] = 0
             return torch.compile(loss, dynamic=False, backend=hilore, options=options)
         case "budget":
-            import torch._functorch.config as functorch_config
-
-            functorch_config.activation_memory_budget = variant.budget
+            compat.set_activation_memory_budget(variant.budget)
     return torch.compile(loss, dynamic=False)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config as _functorch_config
 import torch._functorch.partitioners as _partitioners
 from torch._functorch.compile_utils import fx_graph_cse as _fx_graph_cse
 from torch._functorch.compile_utils import raise_getitems as _raise_getitems
@@ -290,3 +291,8 @@ def held_after() -> Any:
         return value
 
     return torch.ops.hilore.held_after.default
+
+
+def set_activation_memory_budget(budget: float) -> None:
+    """Torch's own planner, for comparison: share of its default saved bytes to keep, 0 to 1."""
+    _functorch_config.activation_memory_budget = budget
