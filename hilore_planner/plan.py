@@ -13,7 +13,7 @@ from hilore_planner.errors import InfeasibleError, OptionError
 from hilore_planner.options import Options
 from hilore_planner.plan_diff import PlanDiff
 from hilore_planner.sizes import format_bytes, parse_bytes
-from hilore_planner.solvers import solve
+from hilore_planner.solvers import solve, sweep
 from hilore_planner.solvers.problem import PlacementProblem, Solution, Unit
 
 SCHEMA_VERSION = 1
@@ -119,7 +119,13 @@ class PlacementPlan:
             OptionError: an unreadable cap or error.
             InfeasibleError: nothing fits the cap; it has the smallest cap that something fits.
         """
-        plan = self._at(memory_cap, gradient_error)._solved(self.solution, solver_seconds)
+        asked = self._at(memory_cap, gradient_error)
+        solution = solve(
+            asked.problem,
+            time_limit_seconds=solver_seconds,
+            warm_start=self.solution.placement or None,
+        )
+        plan = asked._with(solution)
         plan.require_feasible()
         return plan
 
@@ -143,14 +149,17 @@ class PlacementPlan:
             OptionError: an unreadable cap or error.
         """
         sizes = [parse_bytes(cap, name="memory_cap") for cap in caps]
-        plans: dict[int, Self] = {}
-        start = self.solution
-        for cap_bytes in sorted(set(sizes)):
-            plan = self._at(cap_bytes, gradient_error)
-            plans[cap_bytes] = plan = plan._solved(start, solver_seconds)
-            # A smaller cap's placement fits here too: the solver starts from it and betters it.
-            start = plan.solution
-        return tuple(plans[cap_bytes] for cap_bytes in sizes)
+        asked = self._at(None, gradient_error)
+        solutions = sweep(
+            asked.problem,
+            sizes,
+            time_limit_seconds=solver_seconds,
+            warm_start=self.solution.placement or None,
+        )
+        return tuple(
+            self._at(size, gradient_error)._with(solution)
+            for size, solution in zip(sizes, solutions, strict=True)
+        )
 
     def require_feasible(self) -> None:
         """Does nothing if the plan has a placement.
@@ -205,13 +214,8 @@ class PlacementPlan:
             options["gradient_error"] = f"{error:g}"
         return replace(self, problem=problem, provenance=replace(self.provenance, options=options))
 
-    def _solved(self, start: Solution, solver_seconds: float) -> Self:
-        """This plan with its problem solved anew, from ``start``; old figures go."""
-        solution = solve(
-            self.problem,
-            time_limit_seconds=solver_seconds,
-            warm_start=start.placement or None,
-        )
+    def _with(self, solution: Solution) -> Self:
+        """This plan with another solution; what was predicted or measured of the old one goes."""
         time_ns = self.predicted.time_ns
         if time_ns is not None:
             time_ns += solution.objective_ns - self.solution.objective_ns
