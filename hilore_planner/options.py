@@ -44,11 +44,11 @@ class Options:
     """Where unit times come from."""
     checkpoint_tags: CheckpointTags = "override"
     """What to do where the program already uses ``torch.utils.checkpoint``: plan it all the same,
-    leave those regions as they are, or refuse."""
+    recompute and store there as it says, or refuse."""
     solver_seconds: float = 10.0
     """Time limit of the solver."""
     dump_dir: Path | None = None
-    """Folder for graphs, plan and report of each compiled region."""
+    """Folder for the plan and the graphs of each compiled region."""
     inductor: Mapping[str, Any] = field(default_factory=dict)
     """Inductor settings, passed on as they are."""
 
