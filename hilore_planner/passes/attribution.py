@@ -37,9 +37,8 @@ def module_path(node: Node) -> str:
     entries = list(stack.values())
     if not entries:
         return ""
-    path = re.sub(r"^[LG]\[['\"][^'\"]*['\"]\]\.?", "", str(entries[-1][0]))
-    path = re.sub(r"^getattr\((.*),\s*['\"](\w+)['\"]\)$", r"\1.\2", path)
-    path = path.replace("._modules", "")
+    path = re.sub(r"^getattr\((.*),\s*['\"](\w+)['\"]\)$", r"\1.\2", str(entries[-1][0]))
+    path = re.sub(r"^[LG]\[['\"][^'\"]*['\"]\]\.?", "", path.replace("._modules", ""))
     return _INDEX.sub(r".\1", path).strip(".")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch._functorch.config as _functorch_config
 import torch._functorch.partitioners as _partitioners
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.compile_utils import fx_graph_cse as _fx_graph_cse
 from torch._functorch.compile_utils import raise_getitems as _raise_getitems
 from torch._inductor.compile_fx import compile_fx
@@ -152,13 +153,15 @@ def is_view(node: torch.fx.Node) -> bool:
 Target = Callable[..., Any]
 
 
-def mutated_input_indices() -> tuple[int, ...]:
-    """Indices of graph inputs whose data the traced program overwrites; empty outside a trace."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
-    if metadata is None:
-        return ()
-    return tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
+def mutated_inputs(gm: torch.fx.GraphModule) -> frozenset[torch.fx.Node]:
+    """Inputs of a joint graph whose new contents it returns: the runtime overwrites them after the forward.
+
+    Those overwritten inside the graph are the targets of its ``copy_`` nodes.
+    """
+    described = gm.graph.output_node().meta.get("desc") or ()
+    overwritten = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}
+    inputs = gm.graph.find_nodes(op="placeholder")
+    return frozenset(node for node in inputs if node.meta.get("desc") in overwritten)
 
 
 CompiledGraphObserver = Callable[[Callable[..., Any], Sequence[Any], bool], None]

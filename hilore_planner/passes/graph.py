@@ -127,8 +127,7 @@ def _refresh_views(gm: GraphModule) -> None:
 
 
 def _mutated_inputs(gm: GraphModule, primals: Sequence[Node]) -> frozenset[Node]:
-    indices = compat.mutated_input_indices()
-    found = {primals[index] for index in indices if index < len(primals)}
+    found = set(compat.mutated_inputs(gm))
     for node in gm.graph.nodes:
         if node.target is torch.ops.aten.copy_.default and node.args[0] in primals:
             found.add(node.args[0])

@@ -128,7 +128,7 @@ def _dropout_probability(node: Node) -> float:
 
 def kind_of(node: Node) -> OpKind:
     """Classify a ``call_function`` node of a functional ATen graph."""
-    if compat.is_getitem(node):
+    if compat.is_getitem(node) or compat.is_view(node):
         return OpKind.VIEW
     key = compat.storage_key(node)
     if key is not None and any(compat.storage_key(arg) == key for arg in node.all_input_nodes):
