@@ -15,9 +15,9 @@ from typing import get_args
 
 from hilore_planner.errors import OptionError
 from hilore_planner.solvers.candidate import candidate
-from hilore_planner.solvers.pipeline import Engine, Search, solve_cap
+from hilore_planner.solvers.pipeline import Engine, solve_cap
 from hilore_planner.solvers.problem import PlacementProblem, Solution
-from hilore_planner.solvers.search import Limits, start_refinement
+from hilore_planner.solvers.search import Limits
 from hilore_planner.solvers.structure import analyse
 
 
@@ -48,19 +48,18 @@ def solve(
         PlacementError: for a warm start that does not fit the problem.
         SolverLimitError: the limit passed with no placement found, and none ruled out.
     """
-    searched = prepare(problem, engine)
+    check_engine(engine)
+    structure = analyse(problem)
     limits = Limits(relative_gap, time.monotonic() + time_limit_seconds)
-    start = None if warm_start is None else candidate(searched.structure, warm_start)
-    return solve_cap(searched, problem.memory_cap_bytes, limits, start).solution
+    start = None if warm_start is None else candidate(structure, warm_start)
+    return solve_cap(structure, engine, problem.memory_cap_bytes, limits, start).solution
 
 
-def prepare(problem: PlacementProblem, engine: Engine) -> Search:
-    """What is the same for every cap.
+def check_engine(engine: str) -> None:
+    """Raises where there is no such engine.
 
     Raises:
         OptionError: for an unknown engine.
     """
     if engine not in get_args(Engine):
         raise OptionError(f"engine {engine!r} is unknown; known are {list(get_args(Engine))}")
-    structure = analyse(problem)
-    return Search(structure, start_refinement(structure), engine)

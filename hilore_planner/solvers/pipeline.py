@@ -20,6 +20,7 @@ from hilore_planner.solvers.search import (
     Limits,
     closed,
     search,
+    start_refinement,
 )
 from hilore_planner.solvers.structure import Structure
 
@@ -37,7 +38,7 @@ _FLOOR_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One problem's structure and refinement, for any number of caps."""
+    """One cap's search: its refinement grows from search to search."""
 
     structure: Structure
     refinement: Refinement
@@ -111,7 +112,8 @@ class Answer:
 
 
 def solve_cap(
-    searched: Search,
+    structure: Structure,
+    engine: Engine,
     cap_bytes: Bytes,
     limits: Limits,
     start: Candidate | None = None,
@@ -119,11 +121,13 @@ def solve_cap(
 ) -> Answer:
     """Solve for one cap, from ``start`` if that fits, with a ``floor`` if that is known.
 
+    Every cap has a refinement of its own: what a tight one needs would only slow a loose one down.
+
     Raises:
         SolverLimitError: the limit passed with no placement found, and none ruled out.
     """
     started = time.monotonic()
-    structure = searched.structure
+    searched = Search(structure, start_refinement(structure), engine)
     if start is not None and not start.fits(structure, cap_bytes):
         start = None
     if floor is None or start is not None:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hilore_planner.solvers.candidate import Candidate, candidate
-from hilore_planner.solvers.milp import prepare
+from hilore_planner.solvers.milp import check_engine
 from hilore_planner.solvers.pipeline import Engine, solve_cap
 from hilore_planner.solvers.problem import Bytes, PlacementProblem, Solution
 from hilore_planner.solvers.search import Found, Limits, closed
+from hilore_planner.solvers.structure import analyse
 
 
 def sweep(
@@ -43,13 +44,14 @@ def sweep(
         PlacementError: for a warm start that does not fit the problem.
         SolverLimitError: the limit passed with no placement found, and none ruled out.
     """
-    searched = prepare(problem, engine)
-    start = None if warm_start is None else candidate(searched.structure, warm_start)
+    check_engine(engine)
+    structure = analyse(problem)
+    start = None if warm_start is None else candidate(structure, warm_start)
     floor: Found | None = None
     solutions: dict[Bytes, Solution] = {}
     for cap_bytes in sorted(set(caps)):
         limits = Limits(relative_gap, time.monotonic() + time_limit_seconds)
-        answer = solve_cap(searched, cap_bytes, limits, start, floor)
+        answer = solve_cap(structure, engine, cap_bytes, limits, start, floor)
         solutions[cap_bytes] = answer.solution
         floor = answer.floor
         start = _fastest(start, answer.best)
