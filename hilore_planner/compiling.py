@@ -170,8 +170,9 @@ class RegionCompiler:
         room = self.cap_bytes - attempt.peak_bytes
         if room < 0:
             return False
-        span = self.cap_bytes - self.around.base_bytes
-        return attempt.plan.solution.objective_ns == 0 or room < _WORTH_A_ROUND * span
+        least = _WORTH_A_ROUND * (self.cap_bytes - self.around.base_bytes)
+        unused_by_solver = self.cap_bytes - attempt.plan.solution.peak_bytes
+        return room < least or unused_by_solver > least
 
     def _log(self, number: int, attempt: Attempt) -> None:
         assert attempt.plan is not None

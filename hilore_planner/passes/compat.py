@@ -289,7 +289,8 @@ def held_after() -> Any:
         made, before = buffer_behind(value), buffer_behind(anchor)
         if isinstance(made, ir.MultiOutput):
             made = made.inputs[0]
-        if isinstance(made, ir.Operation) and made is not before:
+        are_kernels = all(isinstance(buffer, ir.Operation) for buffer in (made, before))
+        if are_kernels and made is not before:
             V.graph.additional_buffer_deps[made.get_operation_name()].add(before.get_name())
         return value
 

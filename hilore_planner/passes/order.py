@@ -9,7 +9,7 @@ A tie orders kernels; it moves no data. Where memory is plentiful nothing is tie
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 
 from torch.fx import GraphModule, Node
 
@@ -20,37 +20,44 @@ MADE = "hilore_made"
 """Metadata key of nodes that rewriting made: rebuilt values, encoding, decoding."""
 
 
-def keep_order(gm: GraphModule, crowded: Container[str]) -> int:
+def keep_order(gm: GraphModule, crowded: Collection[str]) -> int:
     """Tie the written-out values of a graph to their place, in place; returns how many.
 
     ``crowded`` names nodes of the joint graph where memory is short; a node made since (a rebuilt value) counts with
-    the next node of the joint graph, which reads it.
+    the next node of the joint graph, which reads it. Where it is empty nothing is tied.
     """
+    ties = _ties(gm, crowded) if crowded else []
+    for node, anchor in ties:
+        _tie(gm, node, anchor)
+    if ties:
+        gm.recompile()
+    return len(ties)
+
+
+def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
+    """Nodes to tie, each with its anchor: the last kernel of its own before it, at first an input."""
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
     steps, is_crowded = _steps(kinds), _is_crowded(kinds, crowded)
-    anchor: Node | None = None
+    inputs = (n for n in gm.graph.nodes if n.op == "placeholder" and tensor(n) is not None)
+    anchor = next(inputs, None)
     tied_op: object = None
     ties: list[tuple[Node, Node]] = []
     for node, kind in kinds.items():
-        if tensor(node) is None:
+        if anchor is None or tensor(node) is None:
             continue
         if compat.is_getitem(node) and node.args[0] is tied_op:
             continue  # the op's first output has tied it
         is_kernel = compat.is_getitem(node) or kind is OpKind.EXTERN
-        if (
-            anchor is not None
-            and is_crowded[node]
-            and (is_kernel or (kind is OpKind.FUSIBLE and _is_written_out(node, kinds, steps)))
-        ):
+        if is_kernel:
+            is_tied = is_crowded[node] or _is_added_later(node, kinds, steps)
+        else:
+            is_tied = is_crowded[node] and _is_written_out(node, kinds, steps)
+        if is_tied:
             ties.append((node, anchor))
         if is_kernel:
             anchor = node
             tied_op = node.args[0] if compat.is_getitem(node) else node
-    for node, held_by in ties:
-        _tie(gm, node, held_by)
-    if ties:
-        gm.recompile()
-    return len(ties)
+    return ties
 
 
 def _steps(kinds: dict[Node, OpKind]) -> dict[Node, int]:
@@ -62,7 +69,7 @@ def _steps(kinds: dict[Node, OpKind]) -> dict[Node, int]:
     return steps
 
 
-def _is_crowded(kinds: dict[Node, OpKind], crowded: Container[str]) -> dict[Node, bool]:
+def _is_crowded(kinds: dict[Node, OpKind], crowded: Collection[str]) -> dict[Node, bool]:
     found, following = {}, False
     for node in reversed(kinds):
         if not node.meta.get(MADE) and kinds[node] is not OpKind.VIEW:
@@ -72,19 +79,36 @@ def _is_crowded(kinds: dict[Node, OpKind], crowded: Container[str]) -> dict[Node
 
 
 def _is_written_out(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int]) -> bool:
-    """Whether a fusible value becomes a buffer: a kernel of its own reads it, or a later step does."""
-    stack, seen = list(node.users), set()
+    """Whether a value becomes a buffer: a kernel of its own reads it, or a later step does."""
+    if kinds[node] is not OpKind.FUSIBLE:
+        return False
+    readers = _readers(node, kinds)
+    return any(kinds[r] is OpKind.EXTERN or steps[r] != steps[node] for r in readers)
+
+
+def _is_added_later(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int]) -> bool:
+    """Whether a product waits for later kernels before something is added to it.
+
+    Inductor would run it only then, as one product-and-addition, and keep its operands until then: the gradient of
+    tied embeddings keeps the gradient of all logits through the whole backward.
+    """
+    readers = _readers(node, kinds)
+    return any(kinds[r] is OpKind.FUSIBLE and steps[r] > steps[node] for r in readers)
+
+
+def _readers(node: Node, kinds: dict[Node, OpKind]) -> set[Node]:
+    """Nodes that do work on a value, looking through views."""
+    stack, seen, readers = list(node.users), set[Node](), set[Node]()
     while stack:
         user = stack.pop()
-        kind = kinds.get(user)
-        if kind is None or user in seen:
+        if user in seen or user not in kinds:
             continue
         seen.add(user)
-        if kind is OpKind.EXTERN or (kind is OpKind.FUSIBLE and steps[user] != steps[node]):
-            return True
-        if kind is OpKind.VIEW:
+        if kinds[user] is OpKind.VIEW:
             stack.extend(user.users)
-    return False
+        else:
+            readers.add(user)
+    return readers
 
 
 def _tie(gm: GraphModule, node: Node, anchor: Node) -> None:
