@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hilore_planner.grpo.base import PolicyLoss
 from hilore_planner.grpo.batch import LossBatch
@@ -75,7 +75,7 @@ def build_qwen2(
     seed: int = 0,
     vocab_size: int = 151936,
     **shape: Any,
-) -> nn.Module:
+) -> Any:
     """A Qwen2 causal language model with random weights; ``shape`` as in :data:`MODELS`."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -85,7 +85,7 @@ def build_qwen2(
     config._attn_implementation = "sdpa"
     torch.manual_seed(seed)
     with torch.device(device):
-        model: nn.Module = Qwen2ForCausalLM._from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        model = Qwen2ForCausalLM._from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     return model.train()
 
 
