@@ -17,7 +17,17 @@ from hilore_planner.passes.head import (
     plan_head,
     rewrite_head,
 )
-from tests.head.heads import Plain, batch, capture, ppo, prepare, responses, site, wide_alive
+from tests.head.heads import (
+    Plain,
+    assert_close,
+    batch,
+    capture,
+    ppo,
+    prepare,
+    responses,
+    site,
+    wide_alive,
+)
 from tests.head.test_forms import entropy, logits_of, logsumexp_gather
 
 ROWS, HIDDEN, VOCABULARY = 4096, 2048, 151_936
@@ -126,6 +136,22 @@ def test_a_float16_gradient_is_not_taken_before_its_loss_scale() -> None:
     found = site(capture(lambda: ppo(log_probs(responses(b), b.weight, b.targets), b)).gm)
     assert found.form == "rebuild"
     assert "float16" in found.why_rebuild
+
+
+def test_of_two_heads_the_second_call_finds_the_other() -> None:
+    b = batch()
+
+    def update() -> Tensor:
+        hidden = responses(b)
+        draft = log_probs(hidden[:, :-1] * 0.5, b.weight, b.targets[:, 1:])
+        return ppo(log_probs(hidden, b.weight, b.targets), b) - draft.mean()
+
+    whole = capture(update)
+    once = whole.cut(3)
+    assert site(once).rows == 12
+    rewrite_head(once, site(once), 5)
+    assert isinstance(plan_head(once), HeadRefusal)
+    assert_close(whole.outputs(once, scale=0.5), whole.outputs(scale=0.5))
 
 
 def test_a_model_without_head() -> None:

@@ -18,9 +18,6 @@ Side = Literal["is_forward", "is_backward"]
 Place = tuple[int, int]
 """Where a node belongs: position of an original node, and how many-th after it (0: itself)."""
 
-HEAD_MARK = "hilore_head"
-"""``node.meta`` key of every node of a cut head."""
-
 _NOT_INHERITED = ("val", "tensor_meta", "recompute", "ac_graph_id", "must_be_in_forward")
 
 
@@ -38,10 +35,16 @@ class Emitter:
             if on_forward(node) and replaced.isdisjoint((node, *node.all_input_nodes))
         ]
         self.places: dict[Node, Place] = {node: (i, 0) for i, node in enumerate(graph.nodes)}
+        self._found_sizes: dict[str, Node] = {}
         self._output = next(iter(reversed(graph.nodes)))
         self._mode = _fake_mode(graph)
         self._after = 0
         self._side: Side = "is_forward"
+
+    @property
+    def added(self) -> list[Node]:
+        """The nodes added so far."""
+        return [node for node, (_, later) in self.places.items() if later]
 
     @contextmanager
     def after(self, position: int, side: Side) -> Iterator[None]:
@@ -63,7 +66,6 @@ class Emitter:
         with self._mode:
             node.meta["val"] = target(*_values(args), **_values(kwargs))
         node.meta["partitioner_tag"] = self._side
-        node.meta[HEAD_MARK] = True
         self.places[node] = (self._after, len(self.places))
         return node
 
@@ -71,6 +73,11 @@ class Emitter:
         """A size as an argument; a symbolic one is read off a forward value that has it."""
         if isinstance(size, int):
             return size
+        if str(size) not in self._found_sizes:
+            self._found_sizes[str(size)] = self._find_size(size)
+        return self._found_sizes[str(size)]
+
+    def _find_size(self, size: torch.SymInt) -> Node:
         for node in self._sized:
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt) and same(value, size):

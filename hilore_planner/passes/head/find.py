@@ -18,7 +18,7 @@ from hilore_planner.passes.head.reach import (
     wide_values,
 )
 from hilore_planner.passes.head.shapes import numel_hint, product, shape_of
-from hilore_planner.passes.head.site import Domain, RowSlice, Size
+from hilore_planner.passes.head.site import HEAD_MARK, Domain, RowSlice, Size
 
 aten = torch.ops.aten
 _PICKS = (aten.gather.default, aten.amax.default)
@@ -65,7 +65,7 @@ def find_head(graph: Graph) -> Head | None:
     Raises:
         NotRowWiseError: its logits are sliced by rows in several ways.
     """
-    matmuls = [node for node in graph.nodes if node.target in MATMULS and _widens(node)]
+    matmuls = [node for node in graph.nodes if node.target in MATMULS and _may_be_head(node)]
     for node in sorted(matmuls, key=numel_hint, reverse=True):
         wide = wide_values(node, numel_hint(node))
         sliced = row_slice(wide, node)
@@ -90,9 +90,11 @@ def _around(graph: Graph, logits: Node, wide: set[Node], cut: RowSlice | None) -
     )
 
 
-def _widens(node: Node) -> bool:
-    """Whether a matmul's rows become wider: a vocabulary is larger than a hidden size."""
-    return compat.hint(shape_of(node)[1]) > compat.hint(shape_of(_left(node))[1])
+def _may_be_head(node: Node) -> bool:
+    """Whether a matmul makes rows wider, as a vocabulary is larger than a hidden size, and is not cut yet."""
+    return HEAD_MARK not in node.meta and compat.hint(shape_of(node)[1]) > compat.hint(
+        shape_of(_left(node))[1]
+    )
 
 
 def _left(matmul: Node) -> Node:

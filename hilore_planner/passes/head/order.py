@@ -18,12 +18,12 @@ def sort_stably(graph: Graph, place: Mapping[Node, tuple[int, int]]) -> None:
     ready = [(place[node], index) for index, node in enumerate(nodes) if missing[node] == 0]
     heapq.heapify(ready)
     index_of = {node: index for index, node in enumerate(nodes)}
-    last = graph._root
+    output = nodes[-1]
     while ready:
         _, index = heapq.heappop(ready)
         node = nodes[index]
-        last.append(node)
-        last = node
+        if node is not output:
+            output.prepend(node)
         for user in node.users:
             missing[user] -= 1
             if missing[user] == 0:

@@ -15,7 +15,7 @@ from hilore_planner.passes.head.order import sort_stably
 from hilore_planner.passes.head.reach import ancestors, descendants
 from hilore_planner.passes.head.recipes import operands
 from hilore_planner.passes.head.shapes import shape_of, tensor_of
-from hilore_planner.passes.head.site import ChunkPass, Exit, HeadSite
+from hilore_planner.passes.head.site import HEAD_MARK, ChunkPass, Exit, HeadSite
 from hilore_planner.passes.head.sweep import emit_sweep
 
 aten = torch.ops.aten
@@ -40,6 +40,8 @@ def rewrite_head(gm: GraphModule, site: HeadSite, chunks: int) -> None:
     else:
         _rewrite_rebuild(emitter, site, chunks)
     _read_sizes_elsewhere(emitter, replaced)
+    for node in emitter.added:
+        node.meta[HEAD_MARK] = True
     sort_stably(gm.graph, emitter.places)
     gm.graph.eliminate_dead_code()
     gm.graph.lint()

@@ -27,6 +27,9 @@ class ChunkRows(Enum):
     SIZE = "rows of this chunk"
 
 
+HEAD_MARK = "hilore_head"
+"""``node.meta`` key of the nodes of a head that is cut already."""
+
 Domain = Literal["kept", "all"]
 """``all``: the rows of logits of which a slice goes on; ``kept``: those rows, or all if none is cut."""
 
@@ -123,7 +126,7 @@ class HeadSite:
     cut: RowSlice | None
     vocabulary: Size
     hidden: Size
-    passes: tuple[ChunkPass, ...]
+    passes: tuple[ChunkPass, ...] = field(repr=False)
     tangent: Node | None
     why_rebuild: str
     logging_only: tuple[Node, ...]
