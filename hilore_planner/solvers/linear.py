@@ -6,6 +6,7 @@ the protocol buffer it reads takes one.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import sys
@@ -22,6 +23,7 @@ from ortools.math_opt.python import mathopt
 Column = int
 Term = tuple[Column, float]
 _STDOUT, _STDERR = 1, 2
+_C_LIBRARY = ctypes.CDLL(None)
 
 Outcome = Literal["optimal", "feasible", "infeasible", "unknown"]
 
@@ -132,13 +134,18 @@ def solve_linear(
 
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Keep standard output for the user's: HiGHS prints there at times, output enabled or not."""
+    """Keep standard output for the user's: HiGHS prints there at times, output enabled or not.
+
+    Its C library buffers what it prints, so that is flushed on either side.
+    """
     sys.stdout.flush()
+    _C_LIBRARY.fflush(None)
     kept = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
     try:
         yield
     finally:
+        _C_LIBRARY.fflush(None)
         os.dup2(kept, _STDOUT)
         os.close(kept)
 

@@ -38,7 +38,7 @@ _FLOOR_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One cap's search: its refinement grows from search to search."""
+    """One goal's search: its refinement grows from round to round."""
 
     structure: Structure
     refinement: Refinement
@@ -121,7 +121,7 @@ def solve_cap(
 ) -> Answer:
     """Solve for one cap, from ``start`` if that fits, with a ``floor`` if that is known.
 
-    Every cap has a refinement of its own: what a tight one needs would only slow a loose one down.
+    Every search has a refinement of its own: what one needs would only slow another down.
 
     Raises:
         SolverLimitError: the limit passed with no placement found, and none ruled out.
@@ -130,12 +130,15 @@ def solve_cap(
     searched = Search(structure, start_refinement(structure), engine)
     if start is not None and not start.fits(structure, cap_bytes):
         start = None
+    bound_ns = 0
     if floor is None or start is not None:
         found = searched.least_time(cap_bytes, limits, start)
+        bound_ns = found.bound
         if found.best is not None:
-            solution = _solution(searched, found.best, found.bound, limits, started)
+            solution = _solution(searched, found.best, bound_ns, limits, started)
             return Answer(solution, found.best, floor)
-    floor = floor or searched.least_peak(limits)
+    if floor is None:
+        floor = Search(structure, start_refinement(structure), engine).least_peak(limits)
     if floor.best is None and not floor.infeasible:
         raise SolverLimitError(
             f"memory cap {cap_bytes} bytes: the time limit passed with no placement found, and "
@@ -144,8 +147,8 @@ def solve_cap(
     if floor.best is None or not floor.best.fits(structure, cap_bytes):
         return Answer(_infeasible(searched, floor, started), None, floor)
     found = searched.least_time(cap_bytes, limits, floor.best)
-    best = found.best or floor.best
-    return Answer(_solution(searched, best, found.bound, limits, started), best, floor)
+    best, bound_ns = found.best or floor.best, max(bound_ns, found.bound)
+    return Answer(_solution(searched, best, bound_ns, limits, started), best, floor)
 
 
 def _solution(

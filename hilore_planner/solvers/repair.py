@@ -17,7 +17,6 @@ from hilore_planner.solvers.structure import Structure
 from hilore_planner.solvers.variables import RECOMPUTE, STORE, compress_action
 from hilore_planner.solvers.verify import Replay
 
-_STEPS = 64
 _TRIES_A_STEP = 6
 _FILLS = 24
 
@@ -66,10 +65,22 @@ def complete(structure: Structure, placement: dict[str, str]) -> Choice:
     }
 
 
-def repair(structure: Structure, placement: dict[str, str], cap_bytes: Bytes) -> Candidate | None:
-    """A placement under the cap and in the risk budget near ``placement``; None if not found."""
+def repair(
+    structure: Structure, placement: dict[str, str], cap_bytes: Bytes, *, steps: int = 64
+) -> Candidate | None:
+    """A placement under the cap and in the risk budget near ``placement``.
+
+    Args:
+        structure: the problem's structure.
+        placement: what to repair.
+        cap_bytes: the cap.
+        steps: how many units may change.
+
+    Returns:
+        The repaired placement, or None if none was found.
+    """
     state = _into_budget(structure, _try(structure, complete(structure, placement)))
-    for _ in range(_STEPS):
+    for _ in range(steps):
         if state.made.fits(structure, cap_bytes):
             return _fill(structure, state, cap_bytes).made
         moved = _step(structure, state, cap_bytes)

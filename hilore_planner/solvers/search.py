@@ -15,6 +15,7 @@ from hilore_planner.solvers.problem import Bytes, Nanoseconds, PositionIndex
 from hilore_planner.solvers.program import Program, peak_program, read_placement, time_program
 from hilore_planner.solvers.refine import refine
 from hilore_planner.solvers.refinement import Refinement
+from hilore_planner.solvers.repair import repair
 from hilore_planner.solvers.structure import Structure
 from hilore_planner.solvers.verify import Replay
 
@@ -22,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 _ROUNDS = 200
 _POSITIONS_A_ROUND = 64
+_REPAIRABLE = 1.05
+"""Times the cap: a peak up to this is repaired at once, a higher one is left to refinement."""
+_REPAIR_STEPS = 16
 _LEAST_GUARD_BYTES = 64
 _GUARD_RISK = 3e-6
 """More than the solver's tolerance on a row."""
@@ -77,6 +81,9 @@ class Goal(Protocol):
     def accepts(self, structure: Structure, found: Candidate) -> bool:
         """Whether a placement may be returned."""
 
+    def repair(self, structure: Structure, found: Candidate) -> Candidate | None:
+        """A placement that may be, near one that may not; None if there is no quick one."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeastTime:
@@ -104,6 +111,12 @@ class LeastTime:
     def accepts(self, structure: Structure, found: Candidate) -> bool:
         """Under the cap and in the risk budget."""
         return found.fits(structure, self.cap_bytes)
+
+    def repair(self, structure: Structure, found: Candidate) -> Candidate | None:
+        """A few steps, where few can do."""
+        if found.replay.peak_bytes > _REPAIRABLE * self.cap_bytes:
+            return None
+        return repair(structure, found.placement, self.cap_bytes, steps=_REPAIR_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,10 @@ class LeastPeak:
     def accepts(self, structure: Structure, found: Candidate) -> bool:
         """In the risk budget."""
         return found.in_budget(structure)
+
+    def repair(self, structure: Structure, found: Candidate) -> Candidate | None:
+        """Not tried."""
+        return None
 
 
 def start_refinement(structure: Structure) -> Refinement:
@@ -182,8 +199,9 @@ def search(
         found = candidate(structure, read_placement(program.variables, result.values))
         over = _over(found.replay.position_bytes, goal.limit_bytes(program, result))
         _log_round(goal, round_number, program, found, len(over))
-        if goal.accepts(structure, found):
-            best = min(best or found, found, key=lambda each: goal.value(each.replay))
+        usable = found if goal.accepts(structure, found) else goal.repair(structure, found)
+        if usable is not None:
+            best = min(best or usable, usable, key=lambda each: goal.value(each.replay))
         if best is not None and closed(goal.value(best.replay), bound, limits.relative_gap):
             break
         exact = not over and found.in_budget(structure)

@@ -75,3 +75,48 @@ def problems(draw: st.DrawFn, *, most_units: int = 7) -> PlacementProblem:
         # Budgets between the quarters that risks add up to.
         gradient_error=draw(st.sampled_from([0.0, 0.6, 0.8, 1.1])) if with_forms else 0.0,
     )
+
+
+@st.composite
+def layered_problems(draw: st.DrawFn) -> PlacementProblem:
+    """One small random layer repeated: each reads the last unit of the layer below."""
+    layers, width = draw(st.sampled_from([(2, 3), (3, 2), (4, 2)]))
+    steps = draw(st.integers(1, 2))
+    sizes = [(draw(st.integers(1, 9)), draw(_TIME)) for _ in range(width)]
+    wired = [draw(st.booleans()) for _ in range(width)]
+    reads = [draw(st.lists(st.integers(0, steps), unique=True, max_size=2)) for _ in range(width)]
+    rebuilt_share = draw(st.sampled_from([0, 1, 1]))
+    drawn: list[Unit] = []
+    for layer in range(layers):
+        turn = layers + (layers - 1 - layer) * steps
+        for part, (size, time_ns) in enumerate(sizes):
+            below = f"{width - 1}.{layer - 1}"
+            parents = [below] if layer and (part == 0 or wired[part]) else []
+            parents += [f"{part - 1}.{layer}"] if part else []
+            drawn.append(
+                Unit(
+                    name=f"{part}.{layer}",
+                    kept_bytes=size,
+                    rebuilt_bytes=size * rebuilt_share,
+                    recompute_ns=time_ns,
+                    keep_ns=0,
+                    parents=tuple(parents),
+                    made_at=layer,
+                    released_at=layer,
+                    read_at=tuple(sorted(turn + step for step in reads[part])),
+                    can_store=True,
+                    can_recompute=bool(parents),
+                    kind=str(part),
+                    layer=layer,
+                )
+            )
+    total = sum(unit.kept_bytes for unit in drawn)
+    return PlacementProblem(
+        units=tuple(drawn),
+        positions=tuple(
+            Position(f"p{k}", fixed_bytes=draw(st.integers(0, 3)))
+            for k in range(layers + layers * steps + 1)
+        ),
+        first_backward=layers,
+        memory_cap_bytes=draw(st.integers(total // 4, total)),
+    )

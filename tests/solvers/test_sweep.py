@@ -1,0 +1,60 @@
+"""Many caps at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hilore_planner.errors import OptionError
+from hilore_planner.solvers import PlacementProblem, replay, solve, sweep
+from tests.solvers.layered import GIB, Shape, transformer
+from tests.solvers.oracle import truth
+from tests.solvers.strategies import layered_problems, problems
+
+
+@given(st.one_of(problems(), layered_problems()))
+def test_every_cap_is_as_solved_alone(problem: PlacementProblem) -> None:
+    cap = problem.memory_cap_bytes
+    caps = (cap + 5, cap // 2, cap, cap)
+    for at, found in zip(caps, sweep(problem, caps, relative_gap=0.0), strict=True):
+        best = truth(dataclasses.replace(problem, memory_cap_bytes=at))
+        if best.least_time_ns is None:
+            assert found.status == "infeasible"
+            assert found.smallest_feasible_cap_bytes == best.least_peak_bytes
+        else:
+            assert found.objective_ns == found.bound_ns == best.least_time_ns
+            assert found.peak_bytes <= at
+
+
+def test_more_memory_never_costs_time() -> None:
+    problem = transformer(Shape(layers=6), cap_bytes=0)
+    caps = [GIB * eighths // 8 for eighths in range(100, 200, 8)]
+    found = sweep(problem, caps, relative_gap=0.05)
+    assert found[0].status == "infeasible"
+    least = found[0].smallest_feasible_cap_bytes
+    assert least is not None
+    feasible = [s for cap, s in zip(caps, found, strict=True) if cap >= least]
+    assert len(feasible) >= 8
+    assert all(s.status == "infeasible" for s in found[: -len(feasible)])
+    for smaller, larger in pairwise(feasible):
+        assert larger.objective_ns <= smaller.objective_ns
+        assert larger.bound_ns <= smaller.bound_ns
+    for cap, solution in zip(caps[-len(feasible) :], feasible, strict=True):
+        assert replay(problem, solution.placement).peak_bytes <= cap
+        assert solution.bound_ns <= solution.objective_ns
+
+
+def test_a_warm_start_is_used_where_it_fits() -> None:
+    problem = transformer(Shape(layers=2), cap_bytes=40 * GIB)
+    start = solve(problem).placement
+    (found,) = sweep(problem, [40 * GIB], warm_start=start, time_limit_seconds=0.0)
+    assert found.placement == start
+
+
+def test_unknown_engines_are_refused() -> None:
+    with pytest.raises(OptionError, match="simplex"):
+        sweep(transformer(Shape(layers=1), cap_bytes=0), [GIB], engine="simplex")  # type: ignore[arg-type]
