@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from hilore_planner.bench.command import app as bench_app
 from hilore_planner.errors import HiloreError
 from hilore_planner.explain import explain as explain_plan
 from hilore_planner.plan import PlacementPlan
@@ -44,6 +45,9 @@ GradientError = Annotated[
 SolverSeconds = Annotated[
     float, typer.Option(min=0.001, help="Time limit of the solver, for each cap.")
 ]
+
+
+app.add_typer(bench_app, name="bench")
 
 
 @app.callback()

@@ -68,18 +68,22 @@ SETTINGS = {
     for setting in (
         Setting("qwen2.5-0.5b", "qwen2.5-0.5b", 8, 512, 2048),
         Setting("qwen2.5-1.5b", "qwen2.5-1.5b", 4, 512, 2048),
+        Setting("tiny", "tiny", 4, 32, 96, dtype="float32"),
         Setting("qwen2.5-3b-lora16", "qwen2.5-3b", 4, 1024, 2048, lora=16),
     )
 }
 
 
 def setting_named(name: str) -> Setting:
-    """The setting called ``name``.
+    """The setting called ``name``; ``NAME:LAYERS`` is the same with fewer layers.
 
     Raises:
         OptionError: there is none; the message lists those there are.
     """
-    try:
-        return SETTINGS[name]
-    except KeyError:
-        raise OptionError(f"unknown setting {name!r}; known: {', '.join(SETTINGS)}") from None
+    known, _, layers = name.partition(":")
+    if known not in SETTINGS or (layers and not layers.isdigit()):
+        raise OptionError(
+            f"unknown setting {name!r}; accepted: NAME or NAME:LAYERS, NAME one of {', '.join(SETTINGS)}"
+        )
+    found = SETTINGS[known]
+    return found.shortened(int(layers)) if layers else found

@@ -17,6 +17,15 @@ from hilore_planner.grpo.batch import LossBatch
 from hilore_planner.grpo.trl import TRLLoss
 
 MODELS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "vocab_size": 1024,
+    },
     "qwen2.5-0.5b": {
         "hidden_size": 896,
         "intermediate_size": 4864,

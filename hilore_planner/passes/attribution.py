@@ -43,11 +43,12 @@ def module_path(node: Node) -> str:
 
 
 def source_line(node: Node) -> str:
-    """``file.py:line`` of the innermost user frame; empty where unknown."""
+    """``file.py:line`` of the innermost frame outside torch itself; empty where unknown."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames:
         return ""
-    path, line = frames[-1]
+    users = [frame for frame in frames if "/torch/" not in frame[0]]
+    path, line = (users or frames)[-1]
     return f"{path.rsplit('/', 1)[-1]}:{line}"
 
 

@@ -28,8 +28,7 @@ def build_problem(
     positions = tuple(
         Position(schedule.label(step), fixed_bytes=size) for step, size in enumerate(fixed)
     )
-    names = codecs if gradient_error > 0 else ()
-    units = tuple(_unit(graph, costs, unit, names) for unit in graph.units.values())
+    units = tuple(_unit(graph, costs, unit, codecs) for unit in graph.units.values())
     return PlacementProblem(
         units, positions, schedule.first_backward, memory_cap_bytes, gradient_error
     )
