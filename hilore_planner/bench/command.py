@@ -1,0 +1,47 @@
+"""The ``hilore bench`` commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Measure; results are written as data.")
+
+SettingNames = Annotated[
+    list[str] | None,
+    typer.Option("--setting", help="NAME or NAME:LAYERS for fewer layers; all if not given."),
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+SideBySide = Annotated[int, typer.Option(min=1, help="Processes that compile at a time.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Where the rows are written.")]
+
+
+@app.callback()
+def root() -> None:
+    """Measure on this machine; every row says with what, where and at which commit."""
+
+
+@app.command()
+def peak(
+    setting: SettingNames = None,
+    caps: Annotated[int, typer.Option(min=2, help="Caps on each ladder.")] = 12,
+    device: Device = "cuda",
+    side_by_side: SideBySide = 8,
+    output: Output = Path("docs/results/peak.json"),
+) -> None:
+    """Predicted against measured peaks, from the smallest feasible cap to everything stored."""
+    from hilore_planner.bench.peak import bench_peak, summary
+    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.setting import SETTINGS, setting_named
+
+    names = setting or [name for name in SETTINGS if not name.startswith("tiny")]
+    rows = bench_peak(
+        [setting_named(name) for name in names],
+        rungs=caps,
+        device=device,
+        side_by_side=side_by_side,
+    )
+    write_record(output, rows, device=device)
+    print("\n".join(summary(rows)))
