@@ -12,19 +12,14 @@ from typing import Any
 import torch
 
 from hilore_planner.compiling import Attempt, RegionCompiler
+from hilore_planner.correction import Correction
 from hilore_planner.errors import HiloreError, PlanFileError
 from hilore_planner.options import Options
 from hilore_planner.partitioner import Planner
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.planning import (
-    Correction,
-    PlannedRegion,
-    fingerprint,
-    plan_region,
-    region_name,
-)
+from hilore_planner.planning import PlannedRegion, fingerprint, plan_region, region_name
 from hilore_planner.region import Surroundings, surroundings
 from hilore_planner.sizes import format_bytes
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hilore_planner.correction import NO_CORRECTION, Correction
 from hilore_planner.errors import InfeasibleError, PlanFileError, RegionError
 from hilore_planner.partitioner import HilorePartitioner, Modules, Planner
 from hilore_planner.passes import compat
@@ -24,10 +25,8 @@ from hilore_planner.peak.timeline import TensorSpec
 from hilore_planner.peak.workspace import MeasuredWorkspaces
 from hilore_planner.peak.wrapper import Wrapper, capture_wrappers
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.planning import NO_CORRECTION, Correction
 from hilore_planner.region import Surroundings
 from hilore_planner.sizes import format_bytes
-from hilore_planner.solvers import replay
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +79,7 @@ class RegionCompiler:
         """
         best: Attempt | None = None
         last: Attempt | None = None
+        tried: list[dict[str, str]] = []
         correction = NO_CORRECTION
         for number in range(1, MAX_ROUNDS + 1):
             try:
@@ -95,9 +95,12 @@ class RegionCompiler:
             self._log(number, last)
             if last.peak_bytes <= self.cap_bytes and _is_faster(last, best):
                 best = last
-            if self._is_good(last):
+            placement = last.plan.solution.placement
+            if self._is_good(last) or placement in tried:
                 break
-            correction = _corrected(correction, last)
+            tried.append(placement)
+            slack_bytes = last.peak_bytes - last.peak.peak_bytes
+            correction = correction.after(last.plan, last.peak, beyond_bytes=slack_bytes)
         if best is None:
             assert last is not None
             raise self._infeasible(last)
@@ -113,7 +116,7 @@ class RegionCompiler:
         return attempt
 
     def _attempt(self, correction: Correction) -> Attempt:
-        key = f"{self.key}-{correction.forward_bytes}-{correction.backward_bytes}"
+        key = f"{self.key}-{correction.key}"
         attempt = self._compile(key, correction, self.patches)
         if attempt.plan is None and not attempt.reason:
             # The graph came from Inductor's cache but its plan is gone from ours: make both again.
@@ -200,22 +203,6 @@ def _is_faster(attempt: Attempt, best: Attempt | None) -> bool:
     if best is None or best.plan is None or attempt.plan is None:
         return True
     return attempt.plan.solution.objective_ns <= best.plan.solution.objective_ns
-
-
-def _corrected(before: Correction, attempt: Attempt) -> Correction:
-    """Shift each side by how far its compiled peak is from its estimate."""
-    assert attempt.plan is not None
-    assert attempt.peak is not None
-    figures = replay(attempt.plan.problem, attempt.plan.solution.placement)
-    split = attempt.plan.problem.first_backward
-    estimated_forward = max(figures.position_bytes[:split], default=0)
-    estimated_backward = max(figures.position_bytes[split:], default=0)
-    outside = attempt.peak.base_bytes - attempt.peak.forward.start_bytes
-    outside += attempt.peak_bytes - attempt.peak.peak_bytes
-    return Correction(
-        before.forward_bytes + attempt.peak.forward.peak_bytes + outside - estimated_forward,
-        before.backward_bytes + attempt.peak.backward.peak_bytes + outside - estimated_backward,
-    )
 
 
 def _storage_bytes(specs: Sequence[object]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hilore_planner.correction import NO_CORRECTION, Correction
 from hilore_planner.errors import InfeasibleError, PlanFileError
 from hilore_planner.options import Options
 from hilore_planner.passes import compat
@@ -23,30 +24,6 @@ from hilore_planner.region import Surroundings
 from hilore_planner.sizes import format_bytes
 from hilore_planner.solvers import replay, solve
 from hilore_planner.solvers.problem import PlacementProblem, Solution
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """How far the compiled program's peak is from the problem's own estimate, forward and backward."""
-
-    forward_bytes: int = 0
-    backward_bytes: int = 0
-
-    def applied(self, problem: PlacementProblem) -> PlacementProblem:
-        """The problem with every position shifted by its side's difference."""
-        positions = tuple(
-            replace(
-                position, fixed_bytes=max(0, position.fixed_bytes + self._shift(problem, index))
-            )
-            for index, position in enumerate(problem.positions)
-        )
-        return replace(problem, positions=positions)
-
-    def _shift(self, problem: PlacementProblem, index: int) -> int:
-        return self.forward_bytes if index < problem.first_backward else self.backward_bytes
-
-
-NO_CORRECTION = Correction()
 
 
 @dataclass(frozen=True, slots=True)

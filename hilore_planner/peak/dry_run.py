@@ -90,6 +90,7 @@ def summarise(ledger: Ledger, start: int, outputs: Sequence[Value]) -> Timeline:
     totals = ledger.totals()
     peak = ledger.peak_position(start)
     line = ledger.line_at(peak) if peak > start else 0
+    launches, last_bytes = ledger.take_launches(start)
     return Timeline(
         moments=ledger.moments(start),
         start_bytes=totals[start],
@@ -100,6 +101,8 @@ def summarise(ledger: Ledger, start: int, outputs: Sequence[Value]) -> Timeline:
         end_bytes=totals[-1],
         reserved_bytes=ledger.allocator.reserved_bytes,
         outputs=tuple(_output_specs(outputs)),
+        launches=launches,
+        last_bytes=last_bytes,
     )
 
 
@@ -159,6 +162,20 @@ class DryRunner:
         if self.workspaces is not None:
             transient_bytes = self.workspaces.transient_bytes(op, args, kwargs)
             self.ledger.spend(transient_bytes, f"workspace of {op}")
+        if not makes_nothing(op):
+            self.ledger.launch(_short_name(op))
+
+
+def makes_nothing(op: Callable[..., Any]) -> bool:
+    """Whether an operation only looks at memory, or only allocates it."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    is_allocation = op.namespace == "aten" and op._opname.startswith("empty")
+    return op.is_view or is_allocation or op.namespace.startswith("prim")
+
+
+def _short_name(op: Callable[..., Any]) -> str:
+    return op._opname if isinstance(op, torch._ops.OpOverload) else op.__name__
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -66,13 +66,19 @@ def _substitute(name: str, value: Any, mode: FakeTensorMode, ledger: Ledger, spe
         return _ExternKernels(value, spend)
     if isinstance(value, ModuleType | type):
         return value
+    kernel = functools.partial(_launch, ledger)
     if name.startswith("cpp_") and callable(value):
-        return _do_nothing
-    return SimpleNamespace(run=_do_nothing) if hasattr(value, "run") else value
+        return kernel
+    return SimpleNamespace(run=kernel) if hasattr(value, "run") else value
+
+
+def _launch(ledger: Ledger, *args: Any, **kwargs: Any) -> None:
+    """Stands for a kernel: it writes into buffers the wrapper has already allocated."""
+    ledger.launch("")
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands for a kernel: it writes into buffers the wrapper has already allocated."""
+    """Stands for a check."""
 
 
 def _allocation_names(ledger: Ledger) -> dict[str, Any]:

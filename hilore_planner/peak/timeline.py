@@ -36,6 +36,21 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel or operation that a wrapper runs.
+
+    Attributes:
+        name: the operator's short name (`mm`); empty for a kernel that Inductor wrote.
+        line: line number in the wrapper's file.
+        allocated_bytes: the most counted since the launch before it, its own workspace included.
+    """
+
+    name: str
+    line: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Owner:
     """A storage alive at a peak.
 
@@ -115,6 +130,8 @@ class Timeline:
         end_bytes: counted after the call, outputs included.
         reserved_bytes: what the allocator then holds from the device.
         outputs: the call's outputs; ints for sizes, None where there is none.
+        launches: the kernels in order.
+        last_bytes: the most counted after the last of them.
     """
 
     moments: tuple[Moment, ...]
@@ -126,6 +143,8 @@ class Timeline:
     end_bytes: int
     reserved_bytes: int
     outputs: tuple[TensorSpec | int | float | None, ...]
+    launches: tuple[Launch, ...] = ()
+    last_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +181,7 @@ class Ledger:
     allocator: Allocator
     source: str | None = None
     _entries: list[_Entry] = field(default_factory=list)
+    _launches: list[tuple[str, int, int]] = field(default_factory=list)
     _live: dict[int, Allocation] = field(default_factory=dict)
     _ignored: set[int] = field(default_factory=set)
 
@@ -197,6 +217,25 @@ class Ledger:
         if transient_bytes:
             self._allocate(-1, transient_bytes, name)
             self._release(-1)
+
+    def launch(self, name: str) -> None:
+        """Note that the wrapper's current line runs a kernel."""
+        self._launches.append((name, self.current_line(), len(self._entries)))
+
+    def take_launches(self, start: int = 0) -> tuple[tuple[Launch, ...], int]:
+        """The kernels noted since the last time, and the most counted after them.
+
+        Args:
+            start: how many entries were recorded before the first of them.
+        """
+        totals, found = self.totals(), []
+        for name, line, position in self._launches:
+            # What the launch before it left is its own affair: the first change counts first.
+            level = max(totals[start + 1 : position + 1], default=totals[position])
+            found.append(Launch(name, line, level))
+            start = position
+        self._launches.clear()
+        return tuple(found), max(totals[start + 1 :], default=totals[-1])
 
     def peak_position(self, start: int = 0, stop: int | None = None) -> int:
         """How many entries are recorded up to the first highest point within [start, stop]."""

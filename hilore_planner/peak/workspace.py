@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hilore_planner.errors import HiloreError
 from hilore_planner.passes.compat import clear_blas_workspaces, without_modes
+from hilore_planner.peak.dry_run import makes_nothing
 from hilore_planner.peak.measure import cpu_moments
 
 SCHEMA = 1
@@ -118,10 +119,9 @@ def _describe(tensor: torch.Tensor) -> _Text:
 
 
 def _takes_nothing(op: Callable[..., Any]) -> bool:
-    if not isinstance(op, torch._ops.OpOverload):
-        return False
-    is_allocation = op.namespace == "aten" and op._opname.startswith("empty")
-    return op.is_view or is_allocation or op.namespace.startswith(("prim", "_c10d"))
+    if makes_nothing(op):
+        return True
+    return isinstance(op, torch._ops.OpOverload) and op.namespace.startswith("_c10d")
 
 
 def _made_up(arguments: Any) -> Any:

@@ -1,0 +1,153 @@
+"""What compiling a plan teaches about the problem's own estimate of memory.
+
+The problem counts step by step what the unfused program would hold. The compiled code holds something else: kernels are
+fused over steps, written over their inputs, or take workspace. Both run the same kernels of their own in the same
+order, so a dry run of the code is matched with the program at those kernels, and every position is shifted by the
+difference found there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+
+from hilore_planner.peak.step import StepPeak
+from hilore_planner.peak.timeline import Launch, Timeline
+from hilore_planner.plan import PlacementPlan
+from hilore_planner.solvers import replay
+from hilore_planner.solvers.problem import PlacementProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Bytes to add to the estimate at each position; empty: nothing anywhere.
+
+    Attributes:
+        shift_bytes: the difference found on the last compiled plan.
+        least_bytes: of the shift, because some plan was above the cap there with less. Without it two plans that
+            are wrong in opposite ways would take turns.
+    """
+
+    shift_bytes: tuple[int, ...] = ()
+    least_bytes: tuple[int | None, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Short text that tells one correction from another."""
+        return hashlib.sha256(repr(self.shift_bytes).encode()).hexdigest()[:16]
+
+    def applied(self, problem: PlacementProblem) -> PlacementProblem:
+        """The problem with every position shifted."""
+        if not self.shift_bytes:
+            return problem
+        positions = tuple(
+            replace(position, fixed_bytes=max(0, position.fixed_bytes + shift))
+            for position, shift in zip(problem.positions, self.shift_bytes, strict=True)
+        )
+        return replace(problem, positions=positions)
+
+    def after(self, plan: PlacementPlan, peak: StepPeak, *, beyond_bytes: int = 0) -> Correction:
+        """The correction that one more compiled plan leads to.
+
+        Args:
+            plan: of the problem with this correction applied.
+            peak: of its compiled code, run dry.
+            beyond_bytes: to count beyond what the dry run does.
+        """
+        cap_bytes = plan.problem.memory_cap_bytes
+        estimated = replay(plan.problem, plan.solution.placement).position_bytes
+        outside_bytes = peak.base_bytes - peak.forward.start_bytes + beyond_bytes
+        count = len(estimated)
+        shifts, leasts = [], []
+        for size, estimate, before, least in zip(
+            held_bytes(plan, peak),
+            estimated,
+            self.shift_bytes or (0,) * count,
+            self.least_bytes or (None,) * count,
+            strict=True,
+        ):
+            shift = before + outside_bytes + size - estimate
+            if outside_bytes + size > cap_bytes:
+                least = shift if least is None else max(least, shift)
+            leasts.append(least)
+            shifts.append(shift if least is None else max(shift, least))
+        return Correction(tuple(shifts), tuple(leasts))
+
+
+NO_CORRECTION = Correction()
+
+
+def held_bytes(plan: PlacementPlan, peak: StepPeak) -> tuple[int, ...]:
+    """What the compiled code holds at each position of a plan's problem, by its dry run.
+
+    A position whose work was fused into that of others gets the value of the one before it.
+    """
+    split = plan.problem.first_backward
+    forward = _matched(plan, peak.forward, 0, split)
+    backward = _matched(plan, peak.backward, split, len(plan.problem.positions))
+    return (*forward, *backward)
+
+
+def _matched(plan: PlacementPlan, timeline: Timeline, first: int, end: int) -> list[int]:
+    """The most held at each position from ``first`` to before ``end``."""
+    if first == end:
+        return []
+    found: dict[int, int] = {}
+    current = first
+    for launch, step in _placed(plan, timeline.launches, first, end):
+        current = current if step is None else step.position
+        found[current] = max(found.get(current, 0), launch.allocated_bytes)
+        current = current if step is None else min(step.then, end - 1)
+    found[end - 1] = max(found.get(end - 1, 0), timeline.last_bytes)
+    levels, level = [], found[min(found)]
+    for position in range(first, end):
+        level = found.get(position, level)
+        levels.append(level)
+    return levels
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An op of the program that may be a kernel of its own, and the position of what follows it."""
+
+    name: str
+    position: int
+    then: int
+
+
+def _placed(
+    plan: PlacementPlan, launches: Sequence[Launch], first: int, end: int
+) -> Iterator[tuple[Launch, _Step | None]]:
+    """Launches, those that are found in the program with its step."""
+    named = [index for index, launch in enumerate(launches) if launch.name]
+    made = [_family(launches[index].name) for index in named]
+    planned = [step for step in _program(plan, first, end) if step.name in set(made)]
+    matcher = SequenceMatcher(None, made, [step.name for step in planned], autojunk=False)
+    steps = {
+        named[block.a + offset]: planned[block.b + offset]
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
+    for index, launch in enumerate(launches):
+        yield launch, steps.get(index)
+
+
+def _program(plan: PlacementPlan, first: int, end: int) -> Iterator[_Step]:
+    """The ops of the steps, and before each those that are run again for it."""
+    demand = replay(plan.problem, plan.solution.placement).demand
+    rebuilt: dict[int, list[str]] = {}
+    for name, action in plan.solution.placement.items():
+        if action == "recompute":
+            rebuilt.setdefault(demand[name], []).append(plan.sources[name].op)
+    for position in range(first, end):
+        for op in rebuilt.get(position, ()):
+            yield _Step(_family(op), position, position)
+        op = plan.problem.positions[position].label.partition(" (")[0]
+        yield _Step(_family(op), position, position + 1)
+
+
+def _family(op: str) -> str:
+    """Inductor turns one form of matrix product into another."""
+    return "mm" if op.endswith("mm") else op
