@@ -27,12 +27,16 @@ def value_of(argument: Any) -> Any:
 
 
 def clone_node(graph: Graph, node: Node, twin: Callable[[Node], Node]) -> Node:
-    """Run ``node`` again on the twins of its inputs, as a backward node with a storage of its own."""
+    """Run ``node`` again on the twins of its inputs, as a backward node with a storage of its own.
+
+    The tag keeps it out of the forward: cutting takes over whatever the inputs allow, and dead-code elimination spares
+    attention, which counts as random whether or not it draws.
+    """
     args = torch.fx.map_arg(node.args, twin)
     kwargs = torch.fx.map_arg(node.kwargs, twin)
     copy = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
     copy.meta = {key: value for key, value in node.meta.items() if key != "recompute"}
-    copy.meta |= {"partitioner_tag": "is_backward", MADE: True}
+    copy.meta |= {"partitioner_tag": "must_be_in_backward", MADE: True}
     inputs = torch.fx.map_arg(args, value_of)
     with fake_mode_of([node, *node.all_input_nodes]):
         copy.meta["val"] = node.target(*inputs, **torch.fx.map_arg(kwargs, value_of))  # type: ignore[operator]

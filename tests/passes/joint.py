@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class _CapturedError(Exception):
     """Ends a compilation once the joint graph is there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Traced:
     """One joint graph, untouched, with what is needed to normalise a copy of it."""
 
@@ -62,9 +63,10 @@ class Traced:
             if node.op == "placeholder" and compat.is_tangent(node)
         ]
 
-    def run(self, primals: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
+    @cached_property
+    def expected(self) -> tuple[list[Any], list[Any]]:
         """Outputs and gradients of the joint graph as it was traced."""
-        given = [*(self.primals if primals is None else primals), *self.tangents()]
+        given = [*self.primals, *self.tangents()]
         outputs = list(Interpreter(self.gm).run(*given, enable_io_processing=False))
         return outputs[: self.num_forward_outputs], outputs[self.num_forward_outputs :]
 
@@ -139,7 +141,9 @@ def trace_update(function: Callable[..., Any], *inputs: Any, dynamic: bool | Non
             raise _CapturedError
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        primals[:] = [x if isinstance(x, torch.Tensor) else compat.hint(x) for x in example_inputs]
+        primals[:] = [
+            x.detach() if isinstance(x, torch.Tensor) else compat.hint(x) for x in example_inputs
+        ]
         capture = Capture()
         patches = {
             "custom_partitioner_fn": capture,

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node
+
+from hilore_planner.passes import compat
+from hilore_planner.passes.ops import OpKind, kind_of
+from hilore_planner.passes.order import keep_order
+from tests.passes.joint import Cut, Traced, cut
+from tests.passes.placements import place, prefer, problem_of
+
+pytestmark = pytest.mark.compat
+
+
+@pytest.fixture
+def halves(block: Traced) -> Cut:
+    graph = block.units()
+    return cut(graph, place(problem_of(graph), prefer("recompute")))
+
+
+def _everything(gm: GraphModule) -> set[str]:
+    return {node.name for node in gm.graph.nodes}
+
+
+def _ties(gm: GraphModule) -> list[Node]:
+    return [n for n in gm.graph.nodes if _is_tie(n)]
+
+
+def _is_tie(node: Node) -> bool:
+    return node.target is compat.held_after()
+
+
+def test_every_kernel_is_tied_to_the_one_before_it(halves: Cut) -> None:
+    for gm in (halves.forward, halves.backward):
+        kernels = [
+            n for n in gm.graph.nodes if n.op == "call_function" and kind_of(n) is OpKind.EXTERN
+        ]
+        count = keep_order(gm, _everything(gm))
+        ties = _ties(gm)
+        assert count == len(ties) > 0
+        tied = {tie.args[0] for tie in ties}
+        for kernel in kernels:
+            outputs = [u for u in kernel.users if compat.is_getitem(u)]
+            assert kernel in tied or tied & {*outputs}, f"{kernel} may move"
+
+
+def test_anchors_come_before_what_they_hold_and_the_graph_stays_in_order(halves: Cut) -> None:
+    for gm in (halves.forward, halves.backward):
+        keep_order(gm, _everything(gm))
+        gm.graph.lint()
+        order = {node: index for index, node in enumerate(gm.graph.nodes)}
+        for tie in _ties(gm):
+            value, anchor = tie.args
+            assert isinstance(value, Node)
+            assert isinstance(anchor, Node)
+            assert order[anchor] < order[value] < order[tie]
+            assert (
+                all(user is tie for user in value.users if order[user] > order[tie]) or value.users
+            )
+
+
+def test_ties_change_no_value(halves: Cut, block: Traced) -> None:
+    before = halves.run(block)
+    for gm in (halves.forward, halves.backward):
+        assert keep_order(gm, _everything(gm))
+    tied = halves.run(block)
+    for gm in (halves.forward, halves.backward):
+        for tie in _ties(gm):
+            tie.replace_all_uses_with(tie.args[0])  # type: ignore[arg-type]
+            gm.graph.erase_node(tie)
+        gm.graph.lint()
+    for other in (tied, halves.run(block)):
+        for found, expected in zip(other[0] + other[1], before[0] + before[1], strict=True):
+            assert (found is None and expected is None) or torch.equal(found, expected)
+
+
+def test_the_tied_value_is_what_everybody_reads(halves: Cut) -> None:
+    keep_order(halves.backward, _everything(halves.backward))
+    for tie in _ties(halves.backward):
+        value = tie.args[0]
+        readers = [user for user in value.users if user.args[0] is value or not _is_tie(user)]  # type: ignore[union-attr]
+        assert readers == [tie]
+
+
+def test_where_memory_is_plentiful_less_is_tied(block: Traced) -> None:
+    def stored() -> GraphModule:
+        graph = block.units()
+        return cut(graph, place(problem_of(graph), prefer("store"))).backward
+
+    plentiful, short = stored(), stored()
+    assert keep_order(plentiful, frozenset()) < keep_order(short, _everything(short))
