@@ -15,7 +15,7 @@ from hilore_planner.compiling import Attempt, RegionCompiler
 from hilore_planner.correction import Correction
 from hilore_planner.errors import HiloreError, PlanFileError
 from hilore_planner.options import Options
-from hilore_planner.partitioner import Planner
+from hilore_planner.partitioner import CutSettings, Planner
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.plan import PlacementPlan
@@ -37,7 +37,7 @@ _plan_files: dict[Path, list[str]] = {}
 """Graphs that share one plan option, in the order they were compiled."""
 
 
-_KEEP_PLACE = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
+_KEEP_PLACE = {"allow_buffer_reuse": False}
 """The plan fixes what is alive when: kernels stay in their order, and a dead buffer goes back to the allocator at once
 instead of waiting for another of its size."""
 
@@ -91,7 +91,7 @@ def _compile(
         cap_bytes=cap,
         key=_cache_key(gm, inputs, options, around, cap),
         planner=source.planner,
-        checkpoint_tags=options.checkpoint_tags,
+        settings=CutSettings(options.checkpoint_tags, options.head, cap - around.base_bytes),
         is_given=lambda: source.is_given,
     ).run()
     if attempt.plan is not None:
@@ -122,22 +122,26 @@ class PlanSource:
     def planner(self, correction: Correction) -> Planner:
         """What the partitioner calls with a joint graph."""
 
-        def plan(joint: JointGraph) -> PlannedRegion:
+        def plan(joint: JointGraph, head: str) -> PlannedRegion:
             self._graph = fingerprint(joint)
             path = _plan_file(self.options.plan, self._graph)
             if path is not None and path.exists() and not self._is_replaced:
                 try:
-                    return self._solve(joint, correction, PlacementPlan.load(path))
+                    return self._solve(joint, head, correction, PlacementPlan.load(path))
                 except PlanFileError:
                     if self.options.on_mismatch == "error":
                         raise
                     self._is_replaced = True
-            return self._solve(joint, correction, None)
+            return self._solve(joint, head, correction, None)
 
         return plan
 
     def _solve(
-        self, joint: JointGraph, correction: Correction, loaded: PlacementPlan | None
+        self,
+        joint: JointGraph,
+        head: str,
+        correction: Correction,
+        loaded: PlacementPlan | None,
     ) -> PlannedRegion:
         return plan_region(
             joint,
@@ -145,6 +149,7 @@ class PlanSource:
             self.options,
             region=self.region,
             cap_bytes=self.cap_bytes,
+            head=head,
             correction=correction,
             loaded=loaded,
         )

@@ -17,9 +17,8 @@ import torch
 
 from hilore_planner.correction import NO_CORRECTION, Correction
 from hilore_planner.errors import InfeasibleError, PlanFileError, RegionError
-from hilore_planner.partitioner import HilorePartitioner, Modules, Planner
+from hilore_planner.partitioner import CutSettings, HilorePartitioner, Modules, Planner
 from hilore_planner.passes import compat
-from hilore_planner.passes.graph import CheckpointTags
 from hilore_planner.peak.step import StepPeak, step_peak
 from hilore_planner.peak.timeline import TensorSpec
 from hilore_planner.peak.workspace import MeasuredWorkspaces
@@ -67,7 +66,7 @@ class RegionCompiler:
     cap_bytes: int
     key: str
     planner: PlannerOf
-    checkpoint_tags: CheckpointTags
+    settings: CutSettings
     is_given: Callable[[], bool]
     """Whether the plan comes from the user's file: then it is checked, and no other is looked for."""
 
@@ -124,7 +123,7 @@ class RegionCompiler:
         return attempt
 
     def _compile(self, key: str, correction: Correction, patches: dict[str, Any]) -> Attempt:
-        partitioner = HilorePartitioner(key, self.planner(correction), self.checkpoint_tags)
+        partitioner = HilorePartitioner(key, self.planner(correction), self.settings)
         try:
             with capture_wrappers() as wrappers:
                 compiled = compat.compile_graph(

@@ -45,6 +45,9 @@ class Options:
     checkpoint_tags: CheckpointTags = "override"
     """What to do where the program already uses ``torch.utils.checkpoint``: plan it all the same,
     recompute and store there as it says, or refuse."""
+    head: Literal["auto", "off"] | int = "auto"
+    """Whether the language-model head is cut into chunks of rows, so that logits are never whole:
+    as seems best, never, or into this many chunks."""
     solver_seconds: float = 10.0
     """Time limit of the solver."""
     dump_dir: Path | None = None
@@ -150,6 +153,14 @@ def _read_codecs(name: str, value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
+def _read_head(name: str, value: object) -> Literal["auto", "off"] | int:
+    if value == "auto" or value == "off":
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise _refuse(name, value, "'auto' | 'off' | a number of chunks, 1 or more")
+
+
 def _read_path(name: str, value: object) -> Path | None:
     if value is None:
         return None
@@ -174,6 +185,7 @@ _READERS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         "on_mismatch": _one_of(get_args(OnMismatch)),
         "costs": _one_of(get_args(Costs)),
         "checkpoint_tags": _one_of(get_args(CheckpointTags)),
+        "head": _read_head,
         "solver_seconds": _number(1e-3, float("inf"), "a number of seconds, at least 0.001"),
         "dump_dir": _read_path,
         "inductor": _read_settings,

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hilore_planner.errors import HiloreError
 from hilore_planner.passes import compat
-from hilore_planner.passes.graph import CheckpointTags, JointGraph, normalise
-from hilore_planner.passes.order import keep_order
+from hilore_planner.passes.graph import CheckpointTags, JointGraph, clean, describe
+from hilore_planner.passes.head import normalise_head, rewrite_head
+from hilore_planner.passes.head_choice import HeadOption, choose_head
+from hilore_planner.passes.order import keep_order, sink_free
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.planning import PlannedRegion
 from hilore_planner.solvers import replay
 
 Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
-Planner = Callable[[JointGraph], PlannedRegion]
+Planner = Callable[[JointGraph, str], PlannedRegion]
+"""Plans a joint graph, given what was done to its head."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutSettings:
+    """What cutting a region depends on besides its plan.
+
+    Attributes:
+        head: whether to cut the language-model head: as seems best, never, or into so many chunks.
+        room_bytes: what the cap leaves beyond what is held anyway.
+    """
+
+    checkpoint_tags: CheckpointTags = "override"
+    head: HeadOption = "auto"
+    room_bytes: int = 0
 
 
 class HilorePartitioner(compat.CustomPartitionerFn):
@@ -26,12 +44,10 @@ class HilorePartitioner(compat.CustomPartitionerFn):
     it must change with everything the plan depends on.
     """
 
-    def __init__(
-        self, key: str, plan: Planner, checkpoint_tags: CheckpointTags = "override"
-    ) -> None:
+    def __init__(self, key: str, plan: Planner, settings: CutSettings) -> None:
         self.key = key
         self._plan = plan
-        self._checkpoint_tags: CheckpointTags = checkpoint_tags
+        self._settings = settings
         self.planned: PlannedRegion | None = None
         self.unplanned_reason = ""
         self.error: HiloreError | None = None
@@ -68,13 +84,15 @@ class HilorePartitioner(compat.CustomPartitionerFn):
     def _cut(
         self, gm: torch.fx.GraphModule, num_forward_outputs: int, static: tuple[int, ...]
     ) -> Modules:
-        joint = normalise(
-            gm,
-            num_forward_outputs=num_forward_outputs,
-            static_input_indices=static,
-            checkpoint_tags=self._checkpoint_tags,
+        tags = clean(gm, self._settings.checkpoint_tags)
+        normalise_head(gm)
+        head = choose_head(gm, self._settings.head, self._settings.room_bytes)
+        if head.site is not None and head.chunks:
+            rewrite_head(gm, head.site, head.chunks)
+        joint = describe(
+            gm, tags, num_forward_outputs=num_forward_outputs, static_input_indices=static
         )
-        self.planned = self._plan(joint)
+        self.planned = self._plan(joint, str(head))
         saved = Rewriter(self.planned.graph, self.planned.plan.solution.placement).run()
         self.graphs = compat.extract_forward_backward(
             gm,
@@ -82,6 +100,7 @@ class HilorePartitioner(compat.CustomPartitionerFn):
             num_forward_outputs=num_forward_outputs,
             static_input_indices=static,
         )
+        sink_free(self.graphs[1])
         crowded = crowded_nodes(self.planned)
         for graph in self.graphs:
             keep_order(graph, crowded)

@@ -53,6 +53,7 @@ def plan_region(
     *,
     region: str,
     cap_bytes: int,
+    head: str = "",
     correction: Correction = NO_CORRECTION,
     loaded: PlacementPlan | None = None,
 ) -> PlannedRegion:
@@ -92,7 +93,11 @@ def plan_region(
             device=surroundings.device_name,
             fingerprint=fingerprint(joint),
             costs=costs.kind,
-            options={"memory_cap": str(options.memory_cap), "codecs": ",".join(options.codecs)},
+            options={
+                "memory_cap": str(options.memory_cap),
+                "codecs": ",".join(options.codecs),
+                "head": head,
+            },
         ),
         predicted=Figures(
             peak_bytes=solution.peak_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,14 +62,36 @@ def normalise(
     static_input_indices: Sequence[int],
     checkpoint_tags: CheckpointTags = "override",
 ) -> JointGraph:
-    """Clean the joint graph in place and describe it.
+    """:func:`clean`, then :func:`describe`."""
+    return describe(
+        gm,
+        clean(gm, checkpoint_tags),
+        num_forward_outputs=num_forward_outputs,
+        static_input_indices=static_input_indices,
+    )
+
+
+def clean(
+    gm: GraphModule, checkpoint_tags: CheckpointTags = "override"
+) -> dict[Node, Literal["store", "recompute"]]:
+    """Merge common subexpressions and take the program's own checkpoint tags off, in place; returns the tags.
 
     Raises:
         RegionError: the program uses ``torch.utils.checkpoint`` and ``checkpoint_tags`` is ``"error"``.
     """
     compat.cse(gm)
+    return _checkpoint_tags(gm, checkpoint_tags)
+
+
+def describe(
+    gm: GraphModule,
+    tags: Mapping[Node, str],
+    *,
+    num_forward_outputs: int,
+    static_input_indices: Sequence[int],
+) -> JointGraph:
+    """Tell the regions of a clean joint graph apart."""
     _refresh_views(gm)
-    tags = _checkpoint_tags(gm, checkpoint_tags)
     compat.tag_forced_saves(gm)
     nodes = list(gm.graph.nodes)
     end = compat.forward_region_end(nodes)
@@ -87,11 +109,13 @@ def normalise(
         backward_outputs=tuple(flat[num_forward_outputs:]),
         static_input_indices=tuple(static_input_indices),
         mutated_inputs=_mutated_inputs(gm, primals),
-        tags=tags,
+        tags=dict(tags),
     )
 
 
-def _checkpoint_tags(gm: GraphModule, handling: CheckpointTags) -> dict[Node, str]:
+def _checkpoint_tags(
+    gm: GraphModule, handling: CheckpointTags
+) -> dict[Node, Literal["store", "recompute"]]:
     """Read and clear the tags that ``torch.utils.checkpoint`` left on the graph."""
     if handling == "respect":
         compat.settle_checkpoint_boundaries(gm)

@@ -23,10 +23,10 @@ MADE = "hilore_made"
 def keep_order(gm: GraphModule, crowded: Collection[str]) -> int:
     """Tie the written-out values of a graph to their place, in place; returns how many.
 
-    ``crowded`` names nodes of the joint graph where memory is short; a node made since (a rebuilt value) counts with
-    the next node of the joint graph, which reads it. Where it is empty nothing is tied.
+    ``crowded`` names nodes of the joint graph where memory is short. Rebuilt values are tied everywhere: no gradient
+    they depend on holds them back. A node made since counts with the next node of the joint graph, which reads it.
     """
-    ties = _ties(gm, crowded) if crowded else []
+    ties = _ties(gm, crowded)
     for node, anchor in ties:
         _tie(gm, node, anchor)
     if ties:
@@ -34,10 +34,31 @@ def keep_order(gm: GraphModule, crowded: Collection[str]) -> int:
     return len(ties)
 
 
+def sink_free(gm: GraphModule) -> None:
+    """Put work that needs only the graph's inputs right before its first reader, in place.
+
+    Nothing holds such work back, and a kernel that starts early and ends late would pull all it waits for forward.
+    """
+    kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
+    place = {node: index for index, node in enumerate(gm.graph.nodes)}
+    free = {node for node in gm.graph.nodes if node.op == "placeholder"}
+    for node, kind in kinds.items():
+        if kind is not OpKind.EXTERN and free.issuperset(node.all_input_nodes):
+            free.add(node)
+    first: dict[Node, Node] = {}
+    for node in reversed(kinds):
+        readers = [user for user in node.users if user.op != "output"]
+        if node in free and readers:
+            # A reader that moved stands where its own first reader is.
+            reader = min(readers, key=lambda user: place[first.get(user, user)])
+            first[node] = first.get(reader, reader)
+            reader.prepend(node)
+
+
 def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
     """Nodes to tie, each with its anchor: the last kernel of its own before it, at first an input."""
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
-    steps, is_crowded = _steps(kinds), _is_crowded(kinds, crowded)
+    steps, stays = _steps(kinds), _must_stay(kinds, crowded)
     inputs = (n for n in gm.graph.nodes if n.op == "placeholder" and tensor(n) is not None)
     anchor = next(inputs, None)
     tied_op: object = None
@@ -49,9 +70,9 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
             continue  # the op's first output has tied it
         is_kernel = compat.is_getitem(node) or kind is OpKind.EXTERN
         if is_kernel:
-            is_tied = is_crowded[node] or _is_added_later(node, kinds, steps)
+            is_tied = stays[node] or (bool(crowded) and _is_added_later(node, kinds, steps))
         else:
-            is_tied = is_crowded[node] and _is_written_out(node, kinds, steps)
+            is_tied = stays[node] and _is_written_out(node, kinds, steps)
         if is_tied:
             ties.append((node, anchor))
         if is_kernel:
@@ -69,12 +90,13 @@ def _steps(kinds: dict[Node, OpKind]) -> dict[Node, int]:
     return steps
 
 
-def _is_crowded(kinds: dict[Node, OpKind], crowded: Collection[str]) -> dict[Node, bool]:
+def _must_stay(kinds: dict[Node, OpKind], crowded: Collection[str]) -> dict[Node, bool]:
     found, following = {}, False
     for node in reversed(kinds):
-        if not node.meta.get(MADE) and kinds[node] is not OpKind.VIEW:
+        is_made = bool(node.meta.get(MADE))
+        if not is_made and kinds[node] is not OpKind.VIEW:
             following = node.name in crowded
-        found[node] = following
+        found[node] = following or is_made
     return found
 
 

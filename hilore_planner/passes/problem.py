@@ -61,7 +61,7 @@ def _compressible(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
         value is not None
         and accepts(value)
         and unit.can_store
-        and unit.forced != "small"
+        and unit.forced not in ("small", "must be saved")
         and not _is_attention_statistic(graph, unit)
     )
 

@@ -27,38 +27,55 @@ class Rewriter:
         self._graph = graph
         self._placement = placement
         self._fx = graph.joint.gm.graph
-        self._held = graph.joint.held_storages()
         self._units: dict[int | None, RecoveryUnit] = {}
         for unit in graph.units.values():
             key = compat.storage_key(unit.maker)
             self._units[key if key is not None else id(unit.maker)] = unit
-        self._twins: dict[Node, Node] = {}
+        inputs = {compat.storage_key(primal) for primal in graph.joint.primals}
+        self._outputs = graph.joint.held_storages() - inputs
+        self._forward = frozenset(graph.joint.forward)
+        self._shared: dict[Node, Node] = {}
+        """Twins of units and their views: one for all readers."""
+        self._own: dict[tuple[Node, object], Node] = {}
+        """Twins of values without a unit, which live in registers: one for each step that reads them."""
 
     def run(self) -> list[Node]:
         """Rewrite; returns the saved nodes."""
         joint = self._graph.joint
         wanted = self._wanted()
-        boundary = joint.backward[0]
         self._encode(wanted)
-        with self._fx.inserting_before(boundary):
+        with self._fx.inserting_before(joint.backward[0]):
             for node in joint.forward:
-                if node in wanted:
-                    self._twins[node] = self._make_twin(node)
-        for node in joint.backward:
-            node.args = torch.fx.map_arg(node.args, self._twin)
-            node.kwargs = torch.fx.map_arg(node.kwargs, self._twin)
+                if node in wanted and self._is_shared(node):
+                    self._shared[node] = self._make_twin(node, wanted[node])
+            for node in joint.backward:
+                scope = self._scope(node)
+                node.args = torch.fx.map_arg(node.args, lambda arg: self._twin(arg, scope))  # noqa: B023
+                node.kwargs = torch.fx.map_arg(node.kwargs, lambda arg: self._twin(arg, scope))  # noqa: B023
         self._save_direct_outputs()
         joint.gm.recompile()
         return self.saved
 
+    def _unit(self, node: Node) -> RecoveryUnit | None:
+        key = compat.storage_key(node)
+        return self._units.get(key if key is not None else id(node))
+
+    def _is_shared(self, node: Node) -> bool:
+        """Whether all readers get the same twin; values without a unit are made by each reader's own kernel."""
+        is_plain = compat.is_sym_node(node) or compat.storage_key(node) in self._outputs
+        return is_plain or self._unit(node) is not None
+
+    def _scope(self, node: Node) -> object:
+        """The step a backward node belongs to; a view belongs to its first reader's."""
+        while node not in self._graph.schedule.step_of and node.users:
+            node = next(iter(node.users))
+        return self._graph.schedule.step_of.get(node)
+
     def _action(self, node: Node) -> str:
         """What the placement says of a forward value; values without a unit are run again."""
-        if compat.is_sym_node(node):
+        if compat.is_sym_node(node) or compat.storage_key(node) in self._outputs:
             return "store"
-        key = compat.storage_key(node)
-        if key in self._held and self._is_output(node):
-            return "store"
-        unit = self._units.get(key if key is not None else id(node))
+        unit = self._unit(node)
         if unit is None:
             return "recompute"
         action = self._placement.get(unit.name)
@@ -70,21 +87,16 @@ class Rewriter:
         is_view = node is not unit.maker
         return "recompute" if is_view else action
 
-    def _is_output(self, node: Node) -> bool:
-        """Held values that are made by the graph; views of inputs are made again for nothing."""
-        inputs = {compat.storage_key(primal) for primal in self._graph.joint.primals}
-        return compat.storage_key(node) not in inputs
-
     def _wanted(self) -> dict[Node, str]:
         """Forward nodes that backward, or the replay of another, reads, with what is done for each."""
-        forward = set(self._graph.joint.forward)
+        primals = set(self._graph.joint.primals)
         stack = [a for node in self._graph.joint.backward for a in node.all_input_nodes]
         wanted: dict[Node, str] = {}
         while stack:
             node = stack.pop()
-            if node.op == "placeholder" and node in self._graph.joint.primals:
+            if node in primals:
                 self._save(node)
-            if node not in forward or node in wanted:
+            if node not in self._forward or node in wanted:
                 continue
             wanted[node] = self._action(node)
             if wanted[node] == "recompute":
@@ -107,14 +119,13 @@ class Rewriter:
             self._parts[node] = parts
             self.saved.extend(parts)
 
-    def _make_twin(self, node: Node) -> Node:
+    def _make_twin(self, node: Node, action: str) -> Node:
         """The value backward reads in place of a forward node."""
-        action = self._action(node)
         if action == "store":
             self._save(node)
             return node
         if action == "recompute":
-            return clone_node(self._fx, node, self._twin)
+            return clone_node(self._fx, node, lambda arg: self._twin(arg, node))
         codec, dtype = codec_named(action.removeprefix("compress:")), node.meta["val"].dtype
         (value,) = inline(
             self._fx,
@@ -125,12 +136,17 @@ class Rewriter:
         )
         return value
 
-    def _twin(self, node: Node) -> Node:
-        return self._twins.get(node, node)
+    def _twin(self, node: Node, scope: object) -> Node:
+        """What a reader in ``scope`` reads in place of ``node``: a step, or a node that is run again."""
+        if node in self._shared or node not in self._forward or self._is_shared(node):
+            return self._shared.get(node, node)
+        if (node, scope) not in self._own:
+            self._own[node, scope] = clone_node(self._fx, node, lambda arg: self._twin(arg, scope))
+        return self._own[node, scope]
 
     def _save_direct_outputs(self) -> None:
         """A forward value returned as a gradient is saved as it is."""
-        forward = set(self._graph.joint.forward) | set(self._graph.joint.primals)
+        forward = self._forward | set(self._graph.joint.primals)
         for node in self._graph.joint.backward_outputs:
             if node is not None and node in forward:
                 self._save(node)
