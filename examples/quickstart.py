@@ -1,78 +1,173 @@
-"""Plan a small GRPO update, solve the plan for less memory, and run the update under it.
+"""One GRPO actor update, run three ways: checkpointed, compiled, and planned under a memory cap.
 
-Takes a minute or two on a CPU and needs no model files: the weights are random.
+Random weights of Qwen2's shape: small ones on a CPU (two or three minutes, most of it compilation), those of
+Qwen2.5-0.5B on a GPU. Nothing is downloaded. The plan is left in ``.demo/`` for the ``hilore`` command.
 """
 
 from __future__ import annotations
 
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hilore_planner import PlacementPlan
-from hilore_planner.grpo.actor import Batch, actor_loss, build_qwen2, random_batch
-from hilore_planner.sizes import format_bytes
+from hilore_planner.bench.setting import Setting
+from hilore_planner.bench.trial import Trial, try_update
+from hilore_planner.errors import InfeasibleError
+from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
+from hilore_planner.render.diff import diff
+from hilore_planner.render.show import show
+from hilore_planner.render.table import Column, Line, table
+from hilore_planner.sizes import format_bytes, format_ns
 
-PROMPT, RESPONSE, VOCABULARY = 32, 96, 2048
+FOLDER = Path(".demo")
+MIB = 2**20
+console = Console(highlight=False, soft_wrap=True)
 
 
-def gradients(
-    model: torch.nn.Module, batch: Batch, plan: Path, memory_cap: str | int
-) -> torch.Tensor:
-    """Gradients of one update compiled under a cap, as one vector."""
-    torch.compiler.reset()
-    update = torch.compile(
-        actor_loss(model, prompt=PROMPT),
-        backend="hilore",
-        options={"memory_cap": memory_cap, "plan": str(plan)},
+SMALL = Setting("on a CPU", "small", sequences=4, prompt=64, response=192, dtype="float32")
+LARGE = Setting("on a GPU", "qwen2.5-0.5b", sequences=4, prompt=256, response=768)
+
+
+def run_three_ways(setting: Setting, device: str, plan_file: Path) -> dict[str, Trial]:
+    """The point of this file: the same loss, only compiled in another way."""
+    dtype: torch.dtype = getattr(torch, setting.dtype)
+    model = build_qwen2(dtype=dtype, device=device, **MODELS[setting.model])
+    batch = random_batch(
+        sequences=setting.sequences,
+        prompt=setting.prompt,
+        response=setting.response,
+        vocab_size=model.config.vocab_size,
+        device=device,
     )
-    model.zero_grad()
-    update(*batch).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    loss = actor_loss(model, prompt=setting.prompt)
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with step("Eager, with gradient checkpointing: everything is recomputed"):
+        checkpointed = try_update(loss, batch, model)
+    model.gradient_checkpointing_disable()
+
+    fresh_start()
+    with step("Compiled by torch: saves what it likes"):
+        unplanned = try_update(torch.compile(loss), batch, model)
+
+    fresh_start()
+    cap_bytes = (checkpointed.peak_bytes + unplanned.peak_bytes) // 2
+    options: dict[str, Any] = {"memory_cap": cap_bytes, "plan": str(plan_file)}
+    with step(
+        f"Compiled by hilore, memory_cap {format_bytes(cap_bytes)}: half-way between the two"
+    ):
+        planned = try_update(torch.compile(loss, backend="hilore", options=options), batch, model)
+    return {"checkpointing": checkpointed, "unplanned": unplanned, "hilore": planned}
+
+
+def solve_for(plan: PlacementPlan, cap_bytes: int) -> PlacementPlan:
+    """The plan for another cap, or for the smallest there is, if that cap is too small."""
+    try:
+        return plan.solve(memory_cap=cap_bytes)
+    except InfeasibleError as error:
+        console.print(f"  {error}\n")
+        return plan.solve(memory_cap=error.smallest_feasible_cap_bytes)
+
+
+def fresh_start() -> None:
+    """Forget what was compiled, and give its memory back."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def step(title: str) -> Iterator[None]:
+    """Show that something is going on, and for how long."""
+    start = time.monotonic()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    if console.is_terminal:
+        with Progress(*columns, console=console, transient=True) as progress:
+            progress.add_task(title, total=None)
+            yield
+    else:
+        console.print(f"{title} ...")
+        yield
+    console.print(f"{title}: done in [dim]{time.monotonic() - start:.0f} s[/]")
+
+
+def heading(text: str) -> None:
+    console.print(f"\n[bold]{text}[/]\n")
+
+
+def print_trials(trials: dict[str, Trial], plan: PlacementPlan) -> None:
+    titles = ("time", "peak", "predicted peak", "saved", "gradient differs")
+    columns = (Column("update"), *(Column(title, right=True) for title in titles))
+    unplanned, checkpointed = trials["unplanned"], trials["checkpointing"]
+    lines = [
+        Line(
+            (
+                name,
+                format_ns(round(1e6 * trial.time_ms)),
+                format_bytes(trial.peak_bytes),
+                format_bytes(plan.predicted_peak_bytes) if name == "hilore" else "-",
+                format_bytes(trial.saved_bytes),
+                "-" if trial is unplanned else f"{trial.gradient_difference(unplanned):.0e}",
+            ),
+            "bold" if name == "hilore" else "",
+        )
+        for name, trial in trials.items()
+    ]
+    for text in table(columns, lines, console.width):
+        console.print(text)
+    planned = trials["hilore"]
+    console.print(
+        "\n  peak: weights, batch and gradients included; saved: kept from forward to backward"
+        "\n  gradient differs: from the unplanned update's, relative; rounding, as nothing is compressed"
+        f"\n\n  hilore takes {planned.time_ms / checkpointed.time_ms:.0%} of checkpointing's time"
+        f" (the unplanned update, {unplanned.time_ms / checkpointed.time_ms:.0%})"
+        f"\n  and {planned.peak_bytes / unplanned.peak_bytes:.0%} of the unplanned update's memory"
+        f" (checkpointing, {checkpointed.peak_bytes / unplanned.peak_bytes:.0%})."
+    )
+
+
+NEXT = """\
+  .venv/bin/hilore explain {plan}    [dim]who holds the peak, and what would lower it[/]
+  .venv/bin/hilore sweep {plan} --caps {low}MiB:{high}MiB:{step}MiB    [dim]what each cap costs[/]
+  .venv/bin/hilore solve {plan} --memory-cap {low}MiB -o new.json    [dim]another plan, used by[/]
+  torch.compile(loss, backend="hilore", options={{"memory_cap": "{high}MiB", "plan": "new.json"}})"""
 
 
 def main() -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder = Path(".demo")
-    folder.mkdir(exist_ok=True)
-    roomy, tight = folder / "roomy.json", folder / "tight.json"
-    for path in (roomy, tight):
-        path.unlink(missing_ok=True)
-    model = build_qwen2(
-        dtype=torch.float32,
-        device=device,
-        vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    batch = random_batch(
-        sequences=4, prompt=PROMPT, response=RESPONSE, vocab_size=VOCABULARY, device=device
-    )
+    device, setting = ("cuda", LARGE) if torch.cuda.is_available() else ("cpu", SMALL)
+    FOLDER.mkdir(exist_ok=True)
+    roomy, tight = FOLDER / "update.json", FOLDER / "tight.json"
+    roomy.unlink(missing_ok=True)
 
-    print("1. The update with all the memory it likes; its plan is written to a file.")
-    reference = gradients(model, batch, roomy, "80%")
+    lengths = f"{setting.prompt} + {setting.response} tokens"
+    heading(f"1. A GRPO actor update {setting.name}: {setting.sequences} sequences of {lengths}")
+    trials = run_three_ways(setting, device, roomy)
     plan = PlacementPlan.load(roomy)
+    console.print()
+    print_trials(trials, plan)
 
-    print("\n2. The same plan solved for other caps, with no GPU and no model:")
-    peak_bytes, saved_bytes = plan.predicted_peak_bytes, plan.solution.saved_bytes
-    caps = [peak_bytes - int(share * saved_bytes) for share in (0.15, 0.3, 0.5)]
-    for cap_bytes, solved in zip(caps, plan.sweep(caps), strict=True):
-        saved, added_ms = solved.solution.saved_bytes, solved.solution.objective_ns / 1e6
-        print(
-            f"   cap {format_bytes(cap_bytes):>9}: {solved.solution.status}, "
-            f"{format_bytes(saved)} saved, {added_ms:.2f} ms added"
-        )
+    heading(f"2. The plan, written to {roomy}")
+    for text in show(plan, console.width):
+        console.print(text)
 
-    print("\n3. The update compiled under the second of them:")
-    planned = gradients(model, batch, tight, caps[1])
-    error = ((planned - reference).norm() / reference.norm()).item()
-    print(f"   gradients differ from those of step 1 by {error:.1e} of their norm\n")
-    print(PlacementPlan.load(tight).summary())
-    print(f"\nTo see every unit: hilore show {tight}; what changed: hilore diff {roomy} {tight}")
+    heading("3. Solved again for checkpointing's own peak, with no model and no GPU: what changes")
+    tighter = solve_for(plan, trials["checkpointing"].peak_bytes)
+    tighter.save(tight)
+    for text in diff(plan.diff(tighter), console.width):
+        console.print(text)
+
+    heading("Next")
+    low, high = (p.problem.memory_cap_bytes // MIB + 1 for p in (tighter, plan))
+    console.print(NEXT.format(plan=roomy, low=low, high=high, step=max((high - low) // 8, 1)))
 
 
 if __name__ == "__main__":

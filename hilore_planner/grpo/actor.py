@@ -26,6 +26,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "vocab_size": 1024,
     },
+    "small": {
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "vocab_size": 4096,
+    },
     "qwen2.5-0.5b": {
         "hidden_size": 896,
         "intermediate_size": 4864,
@@ -51,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""Shapes of public models; weights are random."""
+"""Shapes of public models, and two small ones; weights are random."""
 
 DAPO = TRLLoss()
 """TRL's default: DAPO's token mean, clipped, without a KL term."""

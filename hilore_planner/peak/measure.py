@@ -6,8 +6,10 @@ CUDA: the caching allocator's own statistics. CPU: the allocation events torch's
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -18,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from hilore_planner.errors import HiloreError
 
 _MEMORY_EVENT = "[memory]"
+_PROFILER_LOG = "KINETO_LOG_LEVEL"
 _one_profiler = threading.Lock()
 
 
@@ -73,6 +76,7 @@ def cpu_moments(fn: Callable[[], object]) -> list[int]:
     activities = [ProfilerActivity.CPU]
     with (
         _one_profiler,
+        _quiet_profiler(),
         profile(activities=activities, profile_memory=True, acc_events=True) as profiler,
     ):
         result = fn()
@@ -85,6 +89,19 @@ def cpu_moments(fn: Callable[[], object]) -> list[int]:
     events.sort(key=lambda event: event.start_ns())
     del result
     return list(accumulate(event.nbytes() for event in events))
+
+
+@contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """The profiler's library reads this on first use; without it, it writes two lines to stderr each time."""
+    if _PROFILER_LOG in os.environ:
+        yield
+        return
+    os.environ[_PROFILER_LOG] = "6"
+    try:
+        yield
+    finally:
+        del os.environ[_PROFILER_LOG]
 
 
 @dataclass(frozen=True, slots=True)
