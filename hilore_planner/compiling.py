@@ -49,6 +49,12 @@ class Attempt:
     """Forward and backward as they went to Inductor; None if they came from its cache."""
 
     @property
+    def added_ns(self) -> int:
+        """Time the plan adds to the update."""
+        assert self.plan is not None
+        return self.plan.solution.objective_ns
+
+    @property
     def peak_bytes(self) -> int:
         """Peak of the compiled code; the problem's own estimate where it could not be run dry."""
         assert self.plan is not None
@@ -76,34 +82,39 @@ class RegionCompiler:
         Raises:
             InfeasibleError: no plan was found whose compiled code stays under the cap.
         """
-        best: Attempt | None = None
-        last: Attempt | None = None
-        tried: list[dict[str, str]] = []
+        tried: list[Attempt] = []
         correction = NO_CORRECTION
-        for number in range(1, MAX_ROUNDS + 1):
+        while len(tried) < MAX_ROUNDS:
             try:
                 last = self._attempt(correction)
-            except InfeasibleError:
-                if best is None:
+            except InfeasibleError as error:
+                least_bytes = error.smallest_feasible_cap_bytes
+                if not tried or least_bytes is None:
                     raise
-                break
+                if self._best(tried) is not None:
+                    break
+                # The difference found may be that of one plan only: look what the nearest plan really takes.
+                correction = correction.eased(least_bytes - self.cap_bytes)
+                last = self._attempt(correction)
             if last.plan is None or last.peak is None:
                 return last
             if self.is_given():
                 return self._checked(last)
-            self._log(number, last)
-            if last.peak_bytes <= self.cap_bytes and _is_faster(last, best):
-                best = last
-            placement = last.plan.solution.placement
-            if self._is_good(last) or placement in tried:
+            tried.append(last)
+            self._log(len(tried), last)
+            if self._is_good(last) or _is_repeated(tried):
                 break
-            tried.append(placement)
             slack_bytes = last.peak_bytes - last.peak.peak_bytes
             correction = correction.after(last.plan, last.peak, beyond_bytes=slack_bytes)
+        best = self._best(tried)
         if best is None:
-            assert last is not None
-            raise self._infeasible(last)
+            raise self._infeasible(tried)
         return best
+
+    def _best(self, tried: Sequence[Attempt]) -> Attempt | None:
+        """The fastest plan whose compiled code is under the cap."""
+        fitting = [attempt for attempt in tried if attempt.peak_bytes <= self.cap_bytes]
+        return min(fitting, key=lambda attempt: attempt.added_ns, default=None)
 
     def _checked(self, attempt: Attempt) -> Attempt:
         if attempt.peak_bytes > self.cap_bytes:
@@ -186,22 +197,22 @@ class RegionCompiler:
             format_bytes(self.cap_bytes),
         )
 
-    def _infeasible(self, last: Attempt) -> InfeasibleError:
-        owners = last.peak.owners[:5] if last.peak is not None else ()
-        names = tuple(owner.name for owner in owners)
+    def _infeasible(self, tried: Sequence[Attempt]) -> InfeasibleError:
+        least = min(tried, key=lambda attempt: attempt.peak_bytes)
+        owners = least.peak.owners[:5] if least.peak is not None else ()
         return InfeasibleError(
-            f"memory_cap {format_bytes(self.cap_bytes)} ({self.cap_bytes} bytes): after {MAX_ROUNDS} rounds the "
-            f"compiled update still needs {format_bytes(last.peak_bytes)} ({last.peak_bytes} bytes); raise "
+            f"memory_cap {format_bytes(self.cap_bytes)} ({self.cap_bytes} bytes): after {len(tried)} rounds the "
+            f"compiled update still needs {format_bytes(least.peak_bytes)} ({least.peak_bytes} bytes); raise "
             "memory_cap, or shrink the microbatch",
-            smallest_feasible_cap_bytes=last.peak_bytes,
-            holding=names,
+            smallest_feasible_cap_bytes=least.peak_bytes,
+            holding=tuple(owner.name for owner in owners),
         )
 
 
-def _is_faster(attempt: Attempt, best: Attempt | None) -> bool:
-    if best is None or best.plan is None or attempt.plan is None:
-        return True
-    return attempt.plan.solution.objective_ns <= best.plan.solution.objective_ns
+def _is_repeated(tried: Sequence[Attempt]) -> bool:
+    """Whether the last plan is one of those before: there is no more to learn."""
+    placements = [attempt.plan.solution.placement for attempt in tried if attempt.plan is not None]
+    return placements[-1] in placements[:-1]
 
 
 def _storage_bytes(specs: Sequence[object]) -> int:

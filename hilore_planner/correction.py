@@ -48,6 +48,11 @@ class Correction:
         )
         return replace(problem, positions=positions)
 
+    def eased(self, size_bytes: int) -> Correction:
+        """Less by so much at every position, for once: to try a placement that does not quite fit."""
+        shifts = tuple(shift - size_bytes for shift in self.shift_bytes)
+        return replace(self, shift_bytes=shifts)
+
     def after(self, plan: PlacementPlan, peak: StepPeak, *, beyond_bytes: int = 0) -> Correction:
         """The correction that one more compiled plan leads to.
 
