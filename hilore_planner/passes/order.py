@@ -40,31 +40,23 @@ def sink_free(gm: GraphModule) -> None:
     Nothing holds such work back, and a kernel that starts early and ends late would pull all it waits for forward.
     """
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
-    place = {node: index for index, node in enumerate(gm.graph.nodes)}
     free = {node for node in gm.graph.nodes if node.op == "placeholder"}
     for node, kind in kinds.items():
         if kind is not OpKind.EXTERN and free.issuperset(node.all_input_nodes):
             free.add(node)
-    first: dict[Node, Node] = {}
     for node in reversed(kinds):
         readers = [user for user in node.users if user.op != "output"]
         if node in free and readers:
-            # A reader that moved stands where its own first reader is.
-            reader = min(readers, key=lambda user: place[first.get(user, user)])
-            first[node] = first.get(reader, reader)
-            reader.prepend(node)
+            # Readers have been moved before: nodes compare by where they stand now.
+            min(readers).prepend(node)
 
 
 def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
-    """Nodes to tie, each with its anchor: the last kernel of its own before it, at first an input.
-
-    What need not stay in its place must still not move up among crowded steps: its anchor is the last kernel there.
-    """
+    """Nodes to tie, each with its anchor: the last kernel of its own before it, at first an input."""
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
-    steps, is_crowded = _steps(kinds), _is_crowded(kinds, crowded)
+    steps, stays = _steps(kinds), _must_stay(kinds, crowded)
     inputs = (n for n in gm.graph.nodes if n.op == "placeholder" and tensor(n) is not None)
     anchor = next(inputs, None)
-    fence: Node | None = None
     tied_op: object = None
     ties: list[tuple[Node, Node]] = []
     for node, kind in kinds.items():
@@ -72,18 +64,22 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
             continue
         if compat.is_getitem(node) and node.args[0] is tied_op:
             continue  # the op's first output has tied it
-        is_kernel = compat.is_getitem(node) or kind is OpKind.EXTERN
-        stays = is_crowded[node] or bool(node.meta.get(MADE))
+        is_kernel = kind is OpKind.EXTERN or _is_output(node)
         if is_kernel:
-            stays = stays or (bool(crowded) and _is_added_later(node, kinds, steps))
-        after = anchor if stays else fence
-        if after is not None and (is_kernel or _is_written_out(node, kinds, steps)):
-            ties.append((node, after))
+            is_tied = stays[node] or (bool(crowded) and _is_added_later(node, kinds, steps))
+        else:
+            is_tied = stays[node] and _is_written_out(node, kinds, steps)
+        if is_tied:
+            ties.append((node, anchor))
         if is_kernel:
             anchor = node
-            fence = node if is_crowded[node] else fence
             tied_op = node.args[0] if compat.is_getitem(node) else node
     return ties
+
+
+def _is_output(node: Node) -> bool:
+    """Whether a node is one output of a multi-output kernel, not a part of a view."""
+    return compat.is_getitem(node) and not compat.is_view(node.args[0])  # type: ignore[arg-type]
 
 
 def _steps(kinds: dict[Node, OpKind]) -> dict[Node, int]:
@@ -95,12 +91,13 @@ def _steps(kinds: dict[Node, OpKind]) -> dict[Node, int]:
     return steps
 
 
-def _is_crowded(kinds: dict[Node, OpKind], crowded: Collection[str]) -> dict[Node, bool]:
+def _must_stay(kinds: dict[Node, OpKind], crowded: Collection[str]) -> dict[Node, bool]:
     found, following = {}, False
     for node in reversed(kinds):
-        if not node.meta.get(MADE) and kinds[node] is not OpKind.VIEW:
+        is_made = bool(node.meta.get(MADE))
+        if not is_made and kinds[node] is not OpKind.VIEW:
             following = node.name in crowded
-        found[node] = following
+        found[node] = following or is_made
     return found
 
 

@@ -6,7 +6,7 @@ from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.ops import OpKind, kind_of
-from hilore_planner.passes.order import keep_order
+from hilore_planner.passes.order import keep_order, sink_free
 from tests.passes.joint import Cut, Traced, cut
 from tests.passes.placements import place, prefer, problem_of
 
@@ -90,3 +90,26 @@ def test_where_memory_is_plentiful_less_is_tied(block: Traced) -> None:
 
     plentiful, short = stored(), stored()
     assert keep_order(plentiful, frozenset()) < keep_order(short, _everything(short))
+
+
+@pytest.mark.parametrize("wanted", ["store", "recompute", "compress:int8"])
+def test_work_on_inputs_alone_stands_right_before_its_first_reader(
+    block: Traced, wanted: str
+) -> None:
+    graph = block.units()
+    result = cut(graph, place(problem_of(graph), prefer(wanted, "store")))
+    before = result.run(block)
+    sink_free(result.backward)
+    result.backward.graph.lint()
+    for found, expected in zip(result.run(block)[1], before[1], strict=True):
+        assert (found is None and expected is None) or torch.equal(found, expected)
+    nodes = list(result.backward.graph.nodes)
+    free = {node for node in nodes if node.op == "placeholder"}
+    for node in nodes:
+        is_call = node.op == "call_function" and kind_of(node) is not OpKind.EXTERN
+        if is_call and free.issuperset(node.all_input_nodes):
+            free.add(node)
+    for index, node in enumerate(nodes):
+        readers = [nodes.index(user) for user in node.users if user.op != "output"]
+        if node in free and node.op != "placeholder" and readers:
+            assert free.issuperset(nodes[index + 1 : min(readers)])
