@@ -12,13 +12,15 @@ _TIME = st.integers(0, 9)
 
 @st.composite
 def forms(draw: st.DrawFn, kept_bytes: int) -> tuple[CompressedForm, ...]:
-    codecs = draw(st.lists(st.sampled_from(["bits", "int8", "int4"]), unique=True, max_size=2))
+    codecs = draw(
+        st.lists(st.sampled_from(["int8", "int4", "bits"]), unique=True, min_size=1, max_size=2)
+    )
     return tuple(
         CompressedForm(
             codec=codec,
-            kept_bytes=draw(st.integers(0, kept_bytes)),
-            encode_ns=draw(_TIME),
-            decode_ns=draw(_TIME),
+            kept_bytes=draw(st.integers(0, kept_bytes // 2)),
+            encode_ns=draw(st.integers(0, 2)),
+            decode_ns=draw(st.integers(0, 2)),
             # Quarters, so that sums are exact and never within rounding of a budget.
             risk=0.0 if codec == "bits" else draw(st.integers(1, 4)) / 4,
         )
@@ -71,7 +73,7 @@ def problems(draw: st.DrawFn, *, most_units: int = 7) -> PlacementProblem:
             for k in range(forward + backward)
         ),
         first_backward=forward,
-        memory_cap_bytes=draw(st.integers(0, total + 6)),
+        memory_cap_bytes=draw(st.integers(total // 4, total + 2)),
         # Budgets between the quarters that risks add up to.
         gradient_error=draw(st.sampled_from([0.0, 0.6, 0.8, 1.1])) if with_forms else 0.0,
     )
