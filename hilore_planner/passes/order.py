@@ -52,11 +52,15 @@ def sink_free(gm: GraphModule) -> None:
 
 
 def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
-    """Nodes to tie, each with its anchor: the last kernel of its own before it, at first an input."""
+    """Nodes to tie, each with its anchor: the last kernel of its own before it, at first an input.
+
+    What need not stay in its place must still not move up among crowded steps: its anchor is the last kernel there.
+    """
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
-    steps, stays = _steps(kinds), _must_stay(kinds, crowded)
+    steps, is_crowded = _steps(kinds), _is_crowded(kinds, crowded)
     inputs = (n for n in gm.graph.nodes if n.op == "placeholder" and tensor(n) is not None)
     anchor = next(inputs, None)
+    fence: Node | None = None
     tied_op: object = None
     ties: list[tuple[Node, Node]] = []
     for node, kind in kinds.items():
@@ -65,14 +69,15 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
         if compat.is_getitem(node) and node.args[0] is tied_op:
             continue  # the op's first output has tied it
         is_kernel = kind is OpKind.EXTERN or _is_output(node)
+        stays = is_crowded[node] or bool(node.meta.get(MADE))
         if is_kernel:
-            is_tied = stays[node] or (bool(crowded) and _is_added_later(node, kinds, steps))
-        else:
-            is_tied = stays[node] and _is_written_out(node, kinds, steps)
-        if is_tied:
-            ties.append((node, anchor))
+            stays = stays or (bool(crowded) and _is_added_later(node, kinds, steps))
+        after = anchor if stays else fence
+        if after is not None and (is_kernel or _is_written_out(node, kinds, steps)):
+            ties.append((node, after))
         if is_kernel:
             anchor = node
+            fence = node if is_crowded[node] else fence
             tied_op = node.args[0] if compat.is_getitem(node) else node
     return ties
 
@@ -91,13 +96,12 @@ def _steps(kinds: dict[Node, OpKind]) -> dict[Node, int]:
     return steps
 
 
-def _must_stay(kinds: dict[Node, OpKind], crowded: Collection[str]) -> dict[Node, bool]:
+def _is_crowded(kinds: dict[Node, OpKind], crowded: Collection[str]) -> dict[Node, bool]:
     found, following = {}, False
     for node in reversed(kinds):
-        is_made = bool(node.meta.get(MADE))
-        if not is_made and kinds[node] is not OpKind.VIEW:
+        if not node.meta.get(MADE) and kinds[node] is not OpKind.VIEW:
             following = node.name in crowded
-        found[node] = following or is_made
+        found[node] = following
     return found
 
 
