@@ -12,6 +12,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Interpreter, Node
 
 from hilore_planner.passes import compat
@@ -26,7 +28,7 @@ Update = Callable[..., Any]
 
 
 class Plain:
-    """A backend that runs the halves of a joint graph by FX, with Inductor's decompositions.
+    """A backend that runs the halves of a joint graph by FX, decomposed and simplified as by Inductor.
 
     The partitioner gets the joint graph as :func:`plan_head` wants it. ``inputs`` are the real
     inputs of the last forward.
@@ -41,6 +43,8 @@ class Plain:
     def partition(
         self, gm: GraphModule, joint_inputs: Any, **keywords: Any
     ) -> tuple[GraphModule, GraphModule]:
+        with V.set_fake_mode(torch._guards.detect_fake_mode(joint_inputs)):
+            joint_graph_passes(gm)
         prepare(gm)
         self.joint.append(copy.deepcopy(gm))
         if self.chunks is not None:
@@ -99,6 +103,7 @@ class Joint:
             for node in gm.graph.nodes
             if node.op == "placeholder" and compat.is_tangent(node)
         ]
+        torch.manual_seed(0)
         with torch.no_grad():
             made = Interpreter(gm).run(*self.inputs, *tangents, enable_io_processing=False)
         return list(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,13 @@ def adapter_head(b: Batch) -> Tensor:
     return ppo(logsumexp_gather(logits, b.targets), b)
 
 
+def dropout(b: Batch) -> Tensor:
+    """Random numbers before the head and in the loss, drawn as Inductor draws them."""
+    hidden = F.dropout(responses(b), 0.3)
+    keep = F.dropout(b.mask, 0.3)
+    return (log_probs(hidden, b.weight, b.targets) * keep * b.advantages[:, None]).sum()
+
+
 def packed(b: Batch) -> Tensor:
     """All sequences in one row, as (1, N)."""
     hidden = responses(b).flatten(0, 1)[None]
@@ -130,6 +138,13 @@ def sliced_logits(b: Batch) -> Tensor:
     """The whole sequence goes through the head, and the prompt is cut off afterwards."""
     logits = 5 * torch.tanh(torch.tanh(b.hidden) @ b.weight.t() / 5)
     return ppo(log_softmax_gather(logits[:, -b.targets.shape[1] :], b.targets), b)
+
+
+def twice_sliced_logits(b: Batch) -> Tensor:
+    """The last position is cut off first, then the prompt."""
+    logits = torch.tanh(b.hidden) @ b.weight.t()
+    logits = logits[:, :-1][:, -b.targets.shape[1] :]
+    return ppo(log_softmax_gather(logits, b.targets), b)
 
 
 def sliced_logits_sequence_level(b: Batch) -> Tensor:
@@ -206,10 +221,12 @@ EARLY = [
     frozen_head,
     frozen_hidden,
     adapter_head,
+    dropout,
     packed,
     token_mean,
     cispo,
     sliced_logits,
+    twice_sliced_logits,
     entropy_bonus,
     entropy_logged,
 ]
@@ -232,12 +249,29 @@ def joint(update: Callable[[Batch], Tensor]) -> Joint:
     return capture(lambda: update(b))
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3, 8])
+@pytest.mark.parametrize("chunks", [1, 3, 8])
 @pytest.mark.parametrize("update", [*EARLY, *(update for update, _ in REBUILD)])
 def test_the_cut_graph_computes_the_same(update: Callable[[Batch], Tensor], chunks: int) -> None:
     whole = joint(update)
     cut = whole.cut(chunks)
     assert_close(whole.outputs(cut, scale=0.5), whole.outputs(scale=0.5))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"tokens": 7, "vocabulary": 14},  # as many rows as there are tokens in the vocabulary
+        {"tokens": 4, "vocabulary": 9},  # as many rows as the hidden size
+        {"tokens": 1, "vocabulary": 33},
+        {"sequences": 1, "tokens": 7, "vocabulary": 12},
+        {"prompt": 7, "tokens": 7, "vocabulary": 14},  # as many rows kept as in the vocabulary
+    ],
+)
+@pytest.mark.parametrize("update", [plain, sequence_softmax, bias, sliced_logits])
+def test_sizes_that_coincide(update: Callable[[Batch], Tensor], sizes: dict[str, Any]) -> None:
+    b = batch(**sizes)
+    whole = capture(lambda: update(b))
+    assert_close(whole.outputs(whole.cut(2)), whole.outputs())
 
 
 @pytest.mark.parametrize("update", EARLY)

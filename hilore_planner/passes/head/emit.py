@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
+from hilore_planner.passes import compat
 from hilore_planner.passes.head.shapes import same, shape_of
 from hilore_planner.passes.head.site import Size
 
@@ -29,14 +30,15 @@ class Emitter:
 
     def __init__(self, graph: Graph, replaced: Set[Node]) -> None:
         self.graph = graph
-        self._sized: list[Node] = [
-            node
-            for node in graph.nodes
-            if on_forward(node) and replaced.isdisjoint((node, *node.all_input_nodes))
-        ]
+        self._forward_end = compat.forward_region_end(list(graph.nodes))
         self.places: dict[Node, Place] = {node: (i, 0) for i, node in enumerate(graph.nodes)}
         self._found_sizes: dict[str, Node] = {}
         self._output = next(iter(reversed(graph.nodes)))
+        self._sized: list[Node] = [
+            node
+            for node in graph.nodes
+            if self.in_forward(node) and replaced.isdisjoint((node, *node.all_input_nodes))
+        ]
         self._mode = _fake_mode(graph)
         self._after = 0
         self._side: Side = "is_forward"
@@ -53,6 +55,15 @@ class Emitter:
         self._after, self._side = position, side
         yield
         self._after, self._side = before
+
+    def in_forward(self, node: Node) -> bool:
+        """Whether a node is on the forward side; one without a tag is where the joint pass put it."""
+        tag = node.meta.get("partitioner_tag")
+        return tag == "is_forward" or (tag is None and self.position(node) <= self._forward_end)
+
+    def side(self, node: Node) -> Side:
+        """The side a node is on."""
+        return "is_forward" if self.in_forward(node) else "is_backward"
 
     def position(self, node: Node) -> int:
         """Position of a node, or of the original node it was put behind."""
@@ -87,16 +98,6 @@ class Emitter:
                     with self.after(self.position(node), "is_forward"):
                         return self.call(node, torch.ops.aten.sym_size.int, node, dim)
         raise ValueError(f"no forward value has a dimension of {size}")
-
-
-def side_of(node: Node) -> Side:
-    """The side a node is on; one without a tag comes from a joint pass and follows its readers."""
-    return "is_forward" if on_forward(node) else "is_backward"
-
-
-def on_forward(node: Node) -> bool:
-    """Whether a node belongs to the forward for sure; joint passes leave some without a side."""
-    return node.meta.get("partitioner_tag") == "is_forward"
 
 
 def _values(arguments: Any) -> Any:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from hilore_planner.passes import compat
+from hilore_planner.passes.head.operands import operands
 from hilore_planner.passes.head.reach import MATMULS
-from hilore_planner.passes.head.recipes import operands
 from hilore_planner.passes.head.shapes import numel_hint, shape_of, tensor_of
 from hilore_planner.passes.head.site import ChunkPass, HeadSite
 from hilore_planner.passes.head.slices import static_bounds

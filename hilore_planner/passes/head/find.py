@@ -65,29 +65,26 @@ def find_head(graph: Graph) -> Head | None:
     Raises:
         NotRowWiseError: its logits are sliced by rows in several ways.
     """
-    matmuls = [node for node in graph.nodes if node.target in MATMULS and _may_be_head(node)]
-    for node in sorted(matmuls, key=numel_hint, reverse=True):
+    tangents = tuple(n for n in graph.nodes if n.op == "placeholder" and compat.is_tangent(n))
+    dependent = frozenset(descendants(graph, tangents))
+    matmuls = [node for node in graph.nodes if node.target in MATMULS and node not in dependent]
+    for node in sorted(filter(_may_be_head, matmuls), key=numel_hint, reverse=True):
         wide = wide_values(node, numel_hint(node))
         sliced = row_slice(wide, node)
         if sliced is not None:
             wide = wide_values(node, numel_hint(sliced[0]))
         if any(user.target in _PICKS for value in wide for user in value.users):
-            return _around(graph, node, wide, None if sliced is None else sliced[1])
+            return Head(
+                graph=graph,
+                order=tuple(graph.nodes),
+                logits=node,
+                cut=None if sliced is None else sliced[1],
+                wide=frozenset(wide),
+                closing=frozenset(closing_values(wide)),
+                tangents=tangents,
+                dependent=dependent,
+            )
     return None
-
-
-def _around(graph: Graph, logits: Node, wide: set[Node], cut: RowSlice | None) -> Head:
-    tangents = tuple(n for n in graph.nodes if n.op == "placeholder" and compat.is_tangent(n))
-    return Head(
-        graph=graph,
-        order=tuple(graph.nodes),
-        logits=logits,
-        cut=cut,
-        wide=frozenset(wide),
-        closing=frozenset(closing_values(wide)),
-        tangents=tangents,
-        dependent=frozenset(descendants(graph, tangents)),
-    )
 
 
 def _may_be_head(node: Node) -> bool:

@@ -9,9 +9,9 @@ from torch.fx import GraphModule, Node
 
 from hilore_planner.passes.head.find import Head, find_head
 from hilore_planner.passes.head.linear import first_nonlinear
+from hilore_planner.passes.head.operands import operands
 from hilore_planner.passes.head.outputs import logging_only, several_outputs
 from hilore_planner.passes.head.reach import ancestors
-from hilore_planner.passes.head.recipes import operands
 from hilore_planner.passes.head.shapes import numel_hint, shape_of, tensor_of
 from hilore_planner.passes.head.site import (
     ChunkPass,
@@ -62,6 +62,7 @@ def _early(head: Head) -> HeadSite:
     members = head.wide | head.closing | head.between(head.wide, head.wide)
     read = ancestors(head.graph, members)
     tangent = _scalar_tangent(head, [tangent for tangent in head.tangents if tangent in read])
+    _check_no_randomness([node for node in head.order if node in read & head.dependent])
     only = _trace(head, members)
     _check_linear(head, [node for node in head.order if node in read | members])
     for leaving in only.exits:
@@ -69,6 +70,13 @@ def _early(head: Head) -> HeadSite:
         if leaving.needs_tangent and value is not None and value.dtype is torch.float16:
             raise NotRowWiseError(leaving.node, "a float16 gradient needs its loss scale first")
     return _site(head, "early", (only,), tangent=tangent)
+
+
+def _check_no_randomness(nodes: Iterable[Node]) -> None:
+    """What the early form does in forward instead of backward must not draw random numbers."""
+    for node in nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise NotRowWiseError(node, f"{node.target} draws random numbers in backward")
 
 
 def _scalar_tangent(head: Head, used: Sequence[Node]) -> Node | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from hilore_planner.passes.head.emit import Emitter, side_of
+from hilore_planner.passes.head.emit import Emitter
 from hilore_planner.passes.head.one_hot import compare_instead_of_scatter
 from hilore_planner.passes.head.order import sort_stably
 from hilore_planner.passes.head.shapes import same, shape_of, tensor_of
+from hilore_planner.passes.head.slice_chains import merge_slices
 
 aten = torch.ops.aten
 
@@ -21,8 +22,8 @@ def normalise_head(gm: GraphModule) -> int:
     emitter = Emitter(gm.graph, set())
     changed = 0
     for node in list(gm.graph.nodes):
-        with emitter.after(emitter.position(node), side_of(node)):
-            made = compare_instead_of_scatter(emitter, node) or _unbatch(emitter, node)
+        with emitter.after(emitter.position(node), emitter.side(node)):
+            made = next((new for rule in _RULES if (new := rule(emitter, node)) is not None), None)
         if made is not None:
             node.replace_all_uses_with(made, propagate_meta=False)
             changed += 1
@@ -50,3 +51,6 @@ def _unbatch(emitter: Emitter, node: Node) -> Node | None:
     return emitter.call(
         node, aten.view.default, product, [emitter.size(size) for size in shape_of(node)]
     )
+
+
+_RULES = (merge_slices, compare_instead_of_scatter, _unbatch)

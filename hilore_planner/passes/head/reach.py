@@ -39,10 +39,10 @@ def ancestors(graph: Graph, sinks: Collection[Node]) -> set[Node]:
 def wide_values(logits: Node, elements: int) -> set[Node]:
     """The values of vocabulary size connected with ``logits`` without another matmul between.
 
-    ``elements`` are those of the smallest such value, (N, V); half of them count too, as a padded
-    vocabulary may be sliced.
+    ``elements`` are those of the smallest such value, (N, V); little more than half of them count
+    too, as a padded vocabulary may be sliced.
     """
-    least = elements // 2
+    least = elements // 2 + 1
     wide, todo = {logits}, [logits]
     while todo:
         node = todo.pop()

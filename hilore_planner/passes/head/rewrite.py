@@ -10,10 +10,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from hilore_planner.errors import OptionError
 from hilore_planner.passes import compat
-from hilore_planner.passes.head.emit import Emitter, on_forward
+from hilore_planner.passes.head.emit import Emitter
+from hilore_planner.passes.head.operands import operands
 from hilore_planner.passes.head.order import sort_stably
-from hilore_planner.passes.head.reach import ancestors, descendants
-from hilore_planner.passes.head.recipes import operands
+from hilore_planner.passes.head.reach import ancestors
 from hilore_planner.passes.head.shapes import shape_of, tensor_of
 from hilore_planner.passes.head.site import HEAD_MARK, ChunkPass, Exit, HeadSite
 from hilore_planner.passes.head.sweep import emit_sweep
@@ -109,9 +109,7 @@ def _forward_twins(
     """Forward copies of what the sweep reads but the graph computes in backward, the tangent one."""
     graph = emitter.graph
     read = ancestors(graph, outside) | set(outside)
-    late = {node for node in read if not on_forward(node) and node.op == "call_function"}
-    if tangent in read:
-        late |= read & descendants(graph, [tangent])
+    late = {node for node in read if node.op == "call_function" and not emitter.in_forward(node)}
     twins: dict[Node, Node] = {}
 
     def now(node: Node) -> Node | int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hilore_planner.passes.head.recipes import value_args
+from hilore_planner.passes.head.operands import value_args
 from hilore_planner.passes.head.shapes import chunk_dim, positive_dim, shape_of
 from hilore_planner.passes.head.site import Operand, Recipe, Rows
 

@@ -10,8 +10,8 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from hilore_planner.passes.head.emit import Emitter
+from hilore_planner.passes.head.operands import operands
 from hilore_planner.passes.head.reach import MATMULS
-from hilore_planner.passes.head.recipes import operands
 from hilore_planner.passes.head.shapes import shape_of, tensor_of
 from hilore_planner.passes.head.site import (
     ChunkPass,

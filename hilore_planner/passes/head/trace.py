@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch.fx import Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.head.recipes import operands, recipe
+from hilore_planner.passes.head.operands import operands
+from hilore_planner.passes.head.recipes import recipe
 from hilore_planner.passes.head.shapes import product, row_blocks, same, shape_of
 from hilore_planner.passes.head.site import (
     ChunkPass,
@@ -118,9 +119,10 @@ def trace_pass(
         NotRowWiseError: a member is needed that cannot be done on a chunk of rows.
     """
     layouts = _Layouts(members, rows)
+    layouts.demand(logits, Rows(0, 1, "all" if "all" in rows else "kept"))
     for node in order:
         reads_placed = any(arg in layouts.made for arg in node.all_input_nodes)
-        if node in members and node not in layouts.made and (node is logits or reads_placed):
+        if node in members and node not in layouts.made and reads_placed:
             layouts.infer(node)
     exits = tuple(
         Exit(
