@@ -13,6 +13,7 @@ from hilore_planner.passes.ops import op_name
 
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = re.compile(r"-packages[/\\]torch[/\\]")
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
@@ -47,7 +48,7 @@ def source_line(node: Node) -> str:
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames:
         return ""
-    users = [frame for frame in frames if "/torch/" not in frame[0]]
+    users = [frame for frame in frames if not _TORCH.search(frame[0])]
     path, line = (users or frames)[-1]
     return f"{path.rsplit('/', 1)[-1]}:{line}"
 
