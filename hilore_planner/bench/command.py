@@ -11,7 +11,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure; results are written as da
 
 SettingNames = Annotated[
     list[str] | None,
-    typer.Option("--setting", help="NAME or NAME:LAYERS for fewer layers; all if not given."),
+    typer.Option("--setting", help="NAME, or NAME:LAYERS for fewer layers; three if not given."),
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 SideBySide = Annotated[int, typer.Option(min=1, help="Processes that compile at a time.")]
@@ -21,6 +21,30 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="Where the rows are
 @app.callback()
 def root() -> None:
     """Measure on this machine; every row says with what, where and at which commit."""
+
+
+@app.command("dead-rows")
+def dead_rows(
+    setting: Annotated[
+        str, typer.Option(help="With sequences of zero advantage.")
+    ] = "qwen2.5-0.5b-gsm8k",
+    memory_cap: Annotated[str, typer.Option(help="For the planned update.")] = "24GiB",
+    device: Device = "cuda",
+    side_by_side: SideBySide = 6,
+    output: Output = Path("docs/results/dead_rows.json"),
+) -> None:
+    """Updates with and without the sequences that have no gradient, each checkpointed, unplanned and planned."""
+    from hilore_planner.bench.dead_rows import bench_dead_rows, summary
+    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.setting import setting_named
+    from hilore_planner.sizes import parse_bytes
+
+    cap = parse_bytes(memory_cap, name="--memory-cap")
+    rows = bench_dead_rows(
+        setting_named(setting), cap_bytes=cap, device=device, side_by_side=side_by_side
+    )
+    write_record(output, rows, device=device)
+    print("\n".join(summary(rows)))
 
 
 @app.command()
@@ -34,9 +58,9 @@ def peak(
     """Predicted against measured peaks, from the smallest feasible cap to everything stored."""
     from hilore_planner.bench.peak import bench_peak, summary
     from hilore_planner.bench.runner import write_record
-    from hilore_planner.bench.setting import SETTINGS, setting_named
+    from hilore_planner.bench.setting import setting_named
 
-    names = setting or [name for name in SETTINGS if not name.startswith("tiny")]
+    names = setting or ["qwen2.5-0.5b:4", "qwen2.5-1.5b", "qwen2.5-3b-lora16:4"]
     rows = bench_peak(
         [setting_named(name) for name in names],
         rungs=caps,

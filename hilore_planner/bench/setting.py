@@ -18,6 +18,7 @@ class Setting:
         layers: fewer than the model has, for quick runs; None: all.
         lora: rank of adapters on the seven projections; 0: every weight is trained.
         accumulate: gradients of an earlier microbatch are there already.
+        dead: how many of the sequences have zero advantage.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Setting:
     layers: int | None = None
     lora: int = 0
     accumulate: bool = False
+    dead: int = 0
     dtype: str = "bfloat16"
     seed: int = 0
 
@@ -50,6 +52,7 @@ class Variant:
             ``inductor`` is compiled and unplanned; ``budget`` is torch's activation_memory_budget.
         cap_bytes, gradient_error: of ``hilore``.
         budget: of ``budget``.
+        drop_dead: leave out the sequences without a gradient.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Variant:
     cap_bytes: int | None = None
     gradient_error: float = 0.0
     budget: float = 1.0
+    drop_dead: bool = False
 
     def as_dict(self) -> dict[str, object]:
         """Plain data, for another process."""
@@ -68,6 +72,7 @@ SETTINGS = {
     for setting in (
         Setting("qwen2.5-0.5b", "qwen2.5-0.5b", 8, 512, 2048),
         Setting("qwen2.5-1.5b", "qwen2.5-1.5b", 4, 512, 2048),
+        Setting("qwen2.5-0.5b-gsm8k", "qwen2.5-0.5b", 35, 256, 768, dead=22),
         Setting("tiny", "tiny", 4, 32, 96, dtype="float32"),
         Setting("qwen2.5-3b-lora16", "qwen2.5-3b", 4, 1024, 2048, lora=16),
     )

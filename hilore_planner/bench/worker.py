@@ -54,6 +54,9 @@ class Update:
             device=device,
             seed=setting.seed + 1,
         )
+        self.batch.advantages[: setting.dead] = 0
+        if variant.drop_dead:
+            self.batch = self.batch.without_dead()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.accumulate = setting.accumulate
         self._make_optimizer_state(device)

@@ -6,7 +6,7 @@ Shapes: B sequences of P prompt and T response tokens; D hidden size, V vocabula
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hilore_planner.grpo.base import PolicyLoss
 from hilore_planner.grpo.batch import LossBatch
+from hilore_planner.grpo.dead_rows import drop_dead, select
 from hilore_planner.grpo.trl import TRLLoss
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -75,15 +76,39 @@ class Batch:
         old_log_probs: (B, T) fp32.
         advantages: (B,) fp32.
         mask: (B, T) fp32, 1 for response tokens that count.
+        weights: (B, T) of a larger batch that this is a part of; None: this is all.
     """
 
     ids: Tensor
     old_log_probs: Tensor
     advantages: Tensor
     mask: Tensor
+    weights: Tensor | None = None
 
     def __iter__(self) -> Any:
-        return iter((self.ids, self.old_log_probs, self.advantages, self.mask))
+        given = (self.ids, self.old_log_probs, self.advantages, self.mask, self.weights)
+        return (tensor for tensor in given if tensor is not None)
+
+    def without_dead(self, objective: PolicyLoss = DAPO) -> Batch:
+        """The same update without the sequences that have no gradient; the rest keep their weights.
+
+        Raises:
+            OptionError: the objective gives sequences of zero advantage a gradient.
+        """
+        numbers = LossBatch(
+            advantages=self.advantages, mask=self.mask, old_log_probs=self.old_log_probs
+        )
+        live = drop_dead(objective, numbers)
+        width = self.mask.shape[1]
+        rows = select(
+            replace(numbers, weights=objective.weights(numbers).expand_as(self.mask)),
+            live.kept,
+            width,
+        )
+        assert rows.old_log_probs is not None
+        return Batch(
+            self.ids[live.kept], rows.old_log_probs, rows.advantages, rows.mask, rows.weights
+        )
 
 
 def build_qwen2(
@@ -127,9 +152,7 @@ def random_batch(
     return Batch(ids, old, advantages, torch.ones(shape, device=device))
 
 
-def actor_loss(
-    model: Any, *, prompt: int, objective: PolicyLoss = DAPO
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def actor_loss(model: Any, *, prompt: int, objective: PolicyLoss = DAPO) -> Callable[..., Tensor]:
     """The function to compile: batch tensors in, scalar loss out.
 
     The attention mask is passed as "none needed": under compilation transformers would otherwise build an explicit
@@ -137,14 +160,22 @@ def actor_loss(
     """
     causal = {"full_attention": None}
 
-    def loss(ids: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    def loss(
+        ids: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        weights: Tensor | None = None,
+    ) -> Tensor:
         hidden = model.model(
             input_ids=ids[:, :-1], attention_mask=causal, use_cache=False
         ).last_hidden_state[:, prompt - 1 :]
         logits = (hidden @ model.lm_head.weight.t()).float()
         chosen = logits.gather(-1, ids[:, prompt:, None])[..., 0]
         log_probs = chosen - logits.logsumexp(-1)
-        numbers = LossBatch(advantages=advantages, mask=mask, old_log_probs=old_log_probs)
+        numbers = LossBatch(
+            advantages=advantages, mask=mask, old_log_probs=old_log_probs, weights=weights
+        )
         return objective.loss(log_probs, numbers)
 
     return loss
