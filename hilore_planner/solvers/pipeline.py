@@ -8,6 +8,7 @@ from typing import Literal
 
 from hilore_planner.errors import SolverLimitError
 from hilore_planner.solvers.candidate import Candidate
+from hilore_planner.solvers.fold import fold
 from hilore_planner.solvers.linear import solve_linear
 from hilore_planner.solvers.problem import Bytes, Nanoseconds, Solution
 from hilore_planner.solvers.program import read_placement
@@ -50,7 +51,7 @@ class Search:
         if self.engine == "lp-repair":
             found = self._relaxed(goal, start)
             return replace(found, best=found.best or self._fenced(goal, limits))
-        first = search(goal, self.structure, self.refinement, limits, start, rounds=1)
+        first = self._first(goal, limits, start)
         if first.infeasible:
             return first
         best = first.best or self._fenced(goal, limits) or self._relaxed(goal, None).best
@@ -72,6 +73,30 @@ class Search:
                 best = search(goal, self.structure, fenced, limits.part(_SHARE), best).best
         rest = limits if best is None else limits.part(_FLOOR_SHARE)
         return search(goal, self.structure, self.refinement, rest, best)
+
+    def _first(self, goal: LeastTime, limits: Limits, start: Candidate | None) -> Found:
+        """One round; with lossy forms only as far as the folded program's bound is good for.
+
+        Trading equal layers' copies against a budget, the solver finds the best placements soon
+        and proves them late; the folded program is quick to prove much the same.
+        """
+        if not any(self.structure.tainted):
+            return search(goal, self.structure, self.refinement, limits, start, rounds=1)
+        program = goal.program(self.structure, self.refinement)
+        relaxed = solve_linear(program.model, relaxed=True, deadline=limits.deadline)
+        folded = solve_linear(
+            fold(program.model, program.variables.labels()),
+            relative_gap=0.1 * limits.relative_gap,
+            deadline=limits.deadline,
+        )
+        if not (relaxed.values and folded.values):
+            return search(goal, self.structure, self.refinement, limits, start, rounds=1)
+        # The solver compares with its own bound, at first the relaxation's: stop it where the
+        # folded program's would, and at half the gap, for its own bound grows meanwhile.
+        ratio = relaxed.objective / max(folded.bound, relaxed.objective, 1e-9)
+        widened = replace(limits, relative_gap=1.0 - (1.0 - 0.5 * limits.relative_gap) * ratio)
+        found = search(goal, self.structure, self.refinement, widened, start, rounds=1)
+        return replace(found, bound=max(found.bound, goal.bound(program, folded)))
 
     def _relaxed(self, goal: LeastTime, start: Candidate | None) -> Found:
         """The LP relaxation, rounded and repaired: quick, so whatever the time limit."""

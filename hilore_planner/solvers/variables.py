@@ -57,6 +57,17 @@ class Variables:
             return self.actions[unit].get(action)
         return self.by.get((unit, action, found))
 
+    def labels(self) -> dict[Column, tuple[str, str]]:
+        """Kind of unit and action of the columns that decide for one."""
+        labels: dict[Column, tuple[str, str]] = {}
+        for unit, actions in zip(self.structure.problem.units, self.actions, strict=True):
+            kind = unit.kind or unit.name
+            labels.update({column: (kind, action) for action, column in actions.items()})
+        for u, column in self.inexact.items():
+            unit = self.structure.problem.units[u]
+            labels[column] = (unit.kind or unit.name, "inexact")
+        return labels
+
 
 def add_variables(model: LinearModel, structure: Structure, refinement: Refinement) -> Variables:
     """Add every column to ``model``; costs are the objective's."""
