@@ -1,0 +1,132 @@
+"""Small problems that only one family of rows keeps the program from cheating on."""
+
+from __future__ import annotations
+
+from hilore_planner.solvers import (
+    CompressedForm,
+    PlacementProblem,
+    Position,
+    Solution,
+    Unit,
+    replay,
+    solve,
+)
+
+
+def unit(
+    name: str,
+    kept_bytes: int,
+    recompute_ns: int,
+    parents: tuple[str, ...] = (),
+    read_at: tuple[int, ...] = (),
+    *,
+    codecs: tuple[CompressedForm, ...] = (),
+    inexact_risk: float = 0.0,
+) -> Unit:
+    """Made at 0, released at once, rebuilt in registers."""
+    return Unit(
+        name=name,
+        kept_bytes=kept_bytes,
+        rebuilt_bytes=0,
+        recompute_ns=recompute_ns,
+        keep_ns=0,
+        parents=parents,
+        made_at=0,
+        released_at=0,
+        read_at=read_at,
+        codecs=codecs,
+        inexact_risk=inexact_risk,
+    )
+
+
+def solved(units: list[Unit], fixed_bytes: list[int], cap: int, error: float = 0.0) -> Solution:
+    """One forward position, then backward."""
+    positions = tuple(Position(f"p{k}", size) for k, size in enumerate(fixed_bytes))
+    problem = PlacementProblem(tuple(units), positions, 1, cap, error)
+    found = solve(problem, relative_gap=0.0)
+    assert found.status == "optimal"
+    assert replay(problem, found.placement).peak_bytes <= cap
+    return found
+
+
+def test_parents_are_at_hand() -> None:
+    # b costs 1 to rebuild from a, which then costs 5 to rebuild or 10 bytes; b itself 10 bytes.
+    found = solved([unit("a", 10, 5), unit("b", 10, 1, ("a",), (1,))], [0, 0], cap=9)
+    assert found.objective_ns == 6
+    assert found.placement == {"a": "recompute", "b": "recompute"}
+
+
+def test_a_peak_between_demand_and_last_read_counts() -> None:
+    # Kept from forward to position 3, a passes position 2 where 5 bytes are fixed.
+    found = solved([unit("a", 10, 7, (), (3,))], [0, 0, 5, 0], cap=14)
+    assert found.objective_ns == 7
+
+
+def test_demand_is_not_pretended_earlier_than_a_reader_has_it() -> None:
+    # u, kept for rebuilding v at 3, passes position 2 and does not fit there. Were v demanded at 1,
+    # u would be gone by 2: but then c, v's reader, must be rebuilt for 500, not kept.
+    units = [
+        unit("u", 10, 100),
+        unit("v", 10, 1, ("u",), (3,)),
+        unit("c", 1, 500, ("v",), (1,)),
+    ]
+    found = solved(units, [0, 0, 5, 0], cap=14)
+    assert found.objective_ns == 101
+    assert found.placement == {"u": "recompute", "v": "recompute", "c": "store"}
+
+
+def test_what_nothing_needs_is_not_rebuilt_to_pretend_a_demand() -> None:
+    # As above, but v's reader c is interior and free to rebuild; only e, dear to rebuild, needs it.
+    units = [
+        unit("u", 10, 100),
+        unit("v", 10, 1, ("u",), (3,)),
+        unit("c", 1, 0, ("v",)),
+        unit("e", 1, 500, ("c",), (1,)),
+    ]
+    found = solved(units, [0, 0, 5, 0], cap=14)
+    assert found.objective_ns == 101
+    assert found.placement == {"u": "recompute", "v": "recompute", "e": "store"}
+
+
+def test_rebuilding_early_frees_what_it_is_rebuilt_from() -> None:
+    # With c cheap, its early demand of v is the way: u is gone by position 2.
+    units = [
+        unit("u", 10, 100),
+        unit("v", 10, 1, ("u",), (3,)),
+        unit("c", 1, 20, ("v",), (1,)),
+    ]
+    found = solved(units, [0, 0, 5, 0], cap=14)
+    assert found.objective_ns == 21
+    assert found.placement == {"u": "store", "v": "recompute", "c": "recompute"}
+
+
+def test_rebuilding_from_something_inexact_is_charged() -> None:
+    # Two routes under 5 bytes: a compressed and b rebuilt from it, at risk 0.25 + 0.5; or both
+    # rebuilt, for 51.
+    lossy = CompressedForm("int8", kept_bytes=1, encode_ns=0, decode_ns=0, risk=0.25)
+    for inexact_risk, error, time_ns in ((0.5, 0.8, 51), (0.5, 0.9, 1), (2.0, 0.8, 51)):
+        units = [
+            unit("a", 10, 50, codecs=(lossy,)),
+            unit("b", 10, 1, ("a",), (1,), inexact_risk=inexact_risk),
+        ]
+        assert solved(units, [0, 0], cap=5, error=error).objective_ns == time_ns
+
+
+def test_risk_may_use_the_budget_up() -> None:
+    lossy = CompressedForm("int8", kept_bytes=1, encode_ns=0, decode_ns=0, risk=0.125)
+    units = [unit(name, 10, 50, (), (1,), codecs=(lossy,)) for name in "abc"]
+    found = solved(units, [0, 0], cap=5, error=0.5)  # A budget of 0.25: two of three.
+    assert found.risk == 0.25
+    assert found.objective_ns == 50
+
+
+def test_inexactness_passes_on() -> None:
+    # c is rebuilt from b, which is rebuilt from the compressed a.
+    lossy = CompressedForm("int8", kept_bytes=1, encode_ns=0, decode_ns=0, risk=0.25)
+    units = [
+        unit("a", 10, 50, codecs=(lossy,)),
+        unit("b", 10, 1, ("a",)),
+        unit("c", 10, 1, ("b",), (1,), inexact_risk=0.5),
+    ]
+    assert solved(units, [0, 0], cap=5, error=0.8).objective_ns == 52
+    assert solved(units, [0, 0], cap=5, error=0.9).objective_ns == 2
