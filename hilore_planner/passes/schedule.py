@@ -8,8 +8,9 @@ only if it is *written out*: an extern op makes or reads it, the caller gets it,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch.fx import Node
@@ -131,25 +132,19 @@ def _storages(
 def fixed_bytes(joint: JointGraph, schedule: Schedule, base_bytes: int) -> list[int]:
     """Bytes alive at each step whatever is decided.
 
-    ``base_bytes`` are alive throughout (weights, inputs, optimizer state, what others hold). Added to it: what the
-    forward itself holds, gradients and other backward values, and outputs the caller holds.
+    ``base_bytes`` are alive throughout (weights, inputs, optimizer state, what others hold). Added to it is what the
+    program itself holds.
     """
     count = len(schedule.steps)
     changes = [0] * (count + 1)
     born: list[Counter[int]] = [Counter() for _ in range(count)]
     dying: list[Counter[int]] = [Counter() for _ in range(count)]
-    outputs = {
-        node for node in (*joint.forward_outputs, *joint.backward_outputs) if node is not None
-    }
-    for storage in schedule.storages.values():
-        span = _span(schedule, storage, outputs)
-        if span is None:
-            continue
-        first, last = span
-        changes[first] += storage.bytes
-        changes[last + 1] -= storage.bytes
-        born[first][storage.bytes] += 1
-        dying[last][storage.bytes] += 1
+    for held in held_values(joint, schedule):
+        size = held.storage.bytes
+        changes[held.first] += size
+        changes[held.last + 1] -= size
+        born[held.first][size] += held.role != "incoming gradients"  # no kernel writes those
+        dying[held.last][size] += 1
     alive, result = base_bytes, []
     for step in range(count):
         alive += changes[step]
@@ -157,26 +152,69 @@ def fixed_bytes(joint: JointGraph, schedule: Schedule, base_bytes: int) -> list[
     return result
 
 
-def _reused_bytes(schedule: Schedule, step: int, born: Counter[int], dying: Counter[int]) -> int:
-    """A fused kernel writes over an input of the same size that dies in it."""
-    if schedule.kinds[schedule.steps[step][0]] is OpKind.EXTERN:
-        return 0
-    return sum(size * number for size, number in (born & dying).items())
+HeldAs = Literal["outputs", "incoming gradients", "gradients", "forward values", "backward values"]
 
 
-def _span(schedule: Schedule, storage: Storage, outputs: set[Node]) -> tuple[int, int] | None:
-    """First and last step at which the program itself holds a storage; None where it never does."""
-    first = schedule.maker_step(storage)
-    if first < 0:
-        return None
-    if not outputs.isdisjoint(storage.nodes):
-        return first, len(schedule.steps) - 1
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A storage that the program holds whatever is decided, from step ``first`` to ``last``."""
+
+    role: HeldAs
+    storage: Storage
+    first: int
+    last: int
+
+
+def held_values(joint: JointGraph, schedule: Schedule) -> Iterator[Held]:
+    """What the forward itself holds, outputs the caller holds, gradients and other values of the backward.
+
+    What a unit holds is the plan's business, and starts where the forward lets go of it.
+    """
+    outputs = {node for node in joint.forward_outputs if node is not None}
+    gradients = {node for node in joint.backward_outputs if node is not None}
+    end = len(schedule.steps) - 1
+    for storage in schedule.storages.values():
+        first = schedule.maker_step(storage)
+        if storage.maker in joint.tangents:
+            first, last = schedule.first_backward, _released(schedule, storage)
+            if first <= last:
+                yield Held("incoming gradients", storage, first, last)
+        elif first < 0:
+            continue
+        elif not outputs.isdisjoint(storage.nodes):
+            yield Held("outputs", storage, first, end)
+        elif not gradients.isdisjoint(storage.nodes):
+            yield Held("gradients", storage, first, end)
+        elif (last := _last_use(schedule, storage, first)) is not None:
+            is_forward = first < schedule.first_backward
+            role: HeldAs = "forward values" if is_forward else "backward values"
+            yield Held(role, storage, first, last)
+
+
+def _released(schedule: Schedule, tangent: Storage) -> int:
+    """Last step at which an incoming gradient is held; autograd's frame keeps that of the loss to the end."""
+    value = tensor(tangent.maker)
+    is_loss = value is not None and value.dim() == 0
+    if is_loss or not compat.backward_frees_tangents():
+        return len(schedule.steps) - 1
+    return max((schedule.step_of[node] for node in tangent.readers), default=-1)
+
+
+def _last_use(schedule: Schedule, storage: Storage, first: int) -> int | None:
+    """Last step at which a value is held on the side that makes it; None if it is never written out."""
     readers = storage.readers
     if first < schedule.first_backward:
         readers = [n for n in readers if schedule.step_of[n] < schedule.first_backward]
     if not schedule.is_written_out(storage, readers, first):
         return None
-    return first, max([first, *(schedule.step_of[node] for node in readers)])
+    return max([first, *(schedule.step_of[node] for node in readers)])
+
+
+def _reused_bytes(schedule: Schedule, step: int, born: Counter[int], dying: Counter[int]) -> int:
+    """A fused kernel writes over an input of the same size that dies in it."""
+    if schedule.kinds[schedule.steps[step][0]] is OpKind.EXTERN:
+        return 0
+    return sum(size * number for size, number in (born & dying).items())
 
 
 def roofline_bytes(value: torch.Tensor) -> int:
