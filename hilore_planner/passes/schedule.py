@@ -176,9 +176,9 @@ def held_values(joint: JointGraph, schedule: Schedule) -> Iterator[Held]:
     for storage in schedule.storages.values():
         first = schedule.maker_step(storage)
         if storage.maker in joint.tangents:
-            first, last = schedule.first_backward, _released(schedule, storage)
-            if first <= last:
-                yield Held("incoming gradients", storage, first, last)
+            released = _released(schedule, storage)
+            if released >= schedule.first_backward:
+                yield Held("incoming gradients", storage, schedule.first_backward, released)
         elif first < 0:
             continue
         elif not outputs.isdisjoint(storage.nodes):
