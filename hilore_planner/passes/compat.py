@@ -78,6 +78,11 @@ def forward_region_end(nodes: Sequence[torch.fx.Node]) -> int:
     )
 
 
+def must_be_in_forward(node: torch.fx.Node) -> bool:
+    """Whether a node belongs to the forward wherever it stands: the writing of mutated inputs comes last of all."""
+    return bool(_partitioners._has_tag_must_be_in_forward(node))
+
+
 def is_tangent(node: torch.fx.Node) -> bool:
     """Whether a placeholder is a tangent of the joint graph."""
     return bool(_partitioners._is_tangent(node))  # type: ignore[attr-defined]

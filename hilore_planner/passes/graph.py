@@ -96,6 +96,7 @@ def describe(
     nodes = list(gm.graph.nodes)
     end = compat.forward_region_end(nodes)
     forward_side = [node for node in nodes[: end + 1] if not compat.is_tangent(node)]
+    epilogue = [node for node in nodes[end + 1 :] if compat.must_be_in_forward(node)]
     primals = tuple(node for node in forward_side if node.op == "placeholder")
     outputs = list(next(node for node in nodes if node.op == "output").args[0])
     flat = [out if isinstance(out, Node) else None for out in outputs]
@@ -103,8 +104,10 @@ def describe(
         gm=gm,
         primals=primals,
         tangents=tuple(n for n in nodes if n.op == "placeholder" and compat.is_tangent(n)),
-        forward=tuple(node for node in forward_side if node.op == "call_function"),
-        backward=tuple(node for node in nodes[end + 1 :] if node.op == "call_function"),
+        forward=tuple(n for n in (*forward_side, *epilogue) if n.op == "call_function"),
+        backward=tuple(
+            n for n in nodes[end + 1 :] if n.op == "call_function" and n not in epilogue
+        ),
         forward_outputs=tuple(flat[:num_forward_outputs]),
         backward_outputs=tuple(flat[num_forward_outputs:]),
         static_input_indices=tuple(static_input_indices),

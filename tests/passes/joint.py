@@ -142,7 +142,8 @@ def trace_update(function: Callable[..., Any], *inputs: Any, dynamic: bool | Non
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         primals[:] = [
-            x.detach() if isinstance(x, torch.Tensor) else compat.hint(x) for x in example_inputs
+            x.detach().clone() if isinstance(x, torch.Tensor) else compat.hint(x)
+            for x in example_inputs
         ]
         capture = Capture()
         patches = {

@@ -16,7 +16,8 @@ from hilore_planner.passes.ops import OpKind, kind_of
 from hilore_planner.passes.order import MADE
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.solvers import replay
-from tests.passes.joint import Cut, Traced, cut
+from tests.backend.models import Running
+from tests.passes.joint import Cut, Traced, cut, trace_update
 from tests.passes.placements import place, placements, prefer, problem_of
 
 pytestmark = pytest.mark.compat
@@ -188,3 +189,23 @@ def test_a_unit_without_an_action_is_an_error(block: Traced) -> None:
     gone = next(name for name in placement if name.endswith("up:addmm"))
     with pytest.raises(PlanFileError, match=f"no action for unit '{gone}'"):
         Rewriter(graph, {k: v for k, v in placement.items() if k != gone}).run()
+
+
+@pytest.mark.parametrize("wanted", ["store", "recompute"])
+def test_a_buffer_that_is_written_last_is_the_forwards_business(wanted: str) -> None:
+    """The write stands behind the backward in the joint graph, and reads a forward value."""
+    torch.manual_seed(0)
+    traced = trace_update(Running(), torch.randn(64, 64))
+    graph = traced.units()
+    result = cut(graph, place(problem_of(graph), prefer(wanted)))
+    copy = torch.ops.aten.copy_.default
+    assert [n.target for n in result.forward.graph.nodes].count(copy) == 1
+    assert [n.target for n in result.backward.graph.nodes].count(copy) == 0
+    average = next(
+        value for value in traced.primals if value.ndim == 1 and bool((value == 0.5).all())
+    )
+    gradients = result.run(traced)[1]
+    assert not bool((average == 0.5).all())
+    average.fill_(0.5)
+    for found, expected in zip(gradients, traced.expected[1], strict=True):
+        assert (found is None and expected is None) or torch.equal(found, expected)
