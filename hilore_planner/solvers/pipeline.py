@@ -94,7 +94,8 @@ class Search:
         # The solver compares with its own bound, at first the relaxation's: stop it where the
         # folded program's would, and at half the gap, for its own bound grows meanwhile.
         ratio = relaxed.objective / max(folded.bound, relaxed.objective, 1e-9)
-        widened = replace(limits, relative_gap=1.0 - (1.0 - 0.5 * limits.relative_gap) * ratio)
+        gap = 1.0 - (1.0 - 0.5 * limits.relative_gap) * ratio
+        widened = replace(limits, relative_gap=max(gap, limits.relative_gap))
         found = search(goal, self.structure, self.refinement, widened, start, rounds=1)
         return replace(found, bound=max(found.bound, goal.bound(program, folded)))
 

@@ -199,9 +199,7 @@ def search(
         found = candidate(structure, read_placement(program.variables, result.values))
         over = _over(found.replay.position_bytes, goal.limit_bytes(program, result))
         _log_round(goal, round_number, program, found, len(over))
-        usable = found if goal.accepts(structure, found) else goal.repair(structure, found)
-        if usable is not None:
-            best = min(best or usable, usable, key=lambda each: goal.value(each.replay))
+        best = _better(goal, structure, best, found)
         if best is not None and closed(goal.value(best.replay), bound, limits.relative_gap):
             break
         exact = not over and found.in_budget(structure)
@@ -209,6 +207,16 @@ def search(
             break
         _grow(structure, refinement, found, over)
     return Found(best, bound)
+
+
+def _better(
+    goal: Goal, structure: Structure, best: Candidate | None, found: Candidate
+) -> Candidate | None:
+    """The better of ``best`` and what of ``found`` can be used."""
+    usable = found if goal.accepts(structure, found) else goal.repair(structure, found)
+    if usable is None:
+        return best
+    return min(best or usable, usable, key=lambda each: goal.value(each.replay))
 
 
 def _grow(

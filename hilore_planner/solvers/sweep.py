@@ -26,15 +26,15 @@ def sweep(
     """Solve ``problem`` for every cap; its own is not used.
 
     More memory never costs time: what fits a cap fits any larger one, so each solve starts from the
-    placement of the cap below, and a bound for a cap holds for every smaller one.
+    placements of the caps below, and a bound for a cap holds for every smaller one.
 
     Args:
         problem: the problem.
         caps: bytes, in any order.
         time_limit_seconds: for each cap.
-        relative_gap: as for ``solve``.
+        relative_gap: as for ``solve``, like the rest.
         warm_start: a placement to start from.
-        engine: as for ``solve``.
+        engine: what solves.
 
     Returns:
         A solution for each cap, in the order given.
@@ -46,22 +46,22 @@ def sweep(
     """
     check_engine(engine)
     structure = analyse(problem)
-    start = None if warm_start is None else candidate(structure, warm_start)
+    known = [] if warm_start is None else [candidate(structure, warm_start)]
     floor: Found | None = None
     solutions: dict[Bytes, Solution] = {}
     for cap_bytes in sorted(set(caps)):
         limits = Limits(relative_gap, time.monotonic() + time_limit_seconds)
+        start = _fastest([each for each in known if each.fits(structure, cap_bytes)])
         answer = solve_cap(structure, engine, cap_bytes, limits, start, floor)
         solutions[cap_bytes] = answer.solution
         floor = answer.floor
-        start = _fastest(start, answer.best)
+        known += [answer.best] if answer.best is not None else []
     _carry_bounds(solutions, relative_gap)
     return tuple(solutions[cap_bytes] for cap_bytes in caps)
 
 
-def _fastest(*candidates: Candidate | None) -> Candidate | None:
-    known = [each for each in candidates if each is not None]
-    return min(known, key=lambda each: each.replay.time_ns, default=None)
+def _fastest(candidates: Sequence[Candidate]) -> Candidate | None:
+    return min(candidates, key=lambda each: each.replay.time_ns, default=None)
 
 
 def _carry_bounds(solutions: dict[Bytes, Solution], relative_gap: float) -> None:

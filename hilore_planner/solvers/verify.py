@@ -72,15 +72,7 @@ def replay(problem: PlacementProblem, placement: Mapping[str, str]) -> Replay:
         PlacementError: naming the first unit found whose action is unknown, not open to it,
             missing, or needed by nothing.
     """
-    known = {unit.name for unit in problem.units}
-    for name in placement:
-        if name not in known:
-            raise PlacementError(name, "no such unit in the problem")
-    forms = {
-        unit.name: _form(unit, placement[unit.name])
-        for unit in problem.units
-        if unit.name in placement
-    }
+    forms = _forms(problem, placement)
     demand, last = _needs(problem, placement)
     spans = tuple(
         span
@@ -102,6 +94,17 @@ def replay(problem: PlacementProblem, placement: Mapping[str, str]) -> Replay:
         last=last,
         spans=spans,
     )
+
+
+def _forms(
+    problem: PlacementProblem, placement: Mapping[str, str]
+) -> dict[str, CompressedForm | None]:
+    """The form that each placed unit is kept in, once its action is known to be open to it."""
+    units = {unit.name: unit for unit in problem.units}
+    for name in placement:
+        if name not in units:
+            raise PlacementError(name, "no such unit in the problem")
+    return {name: _form(unit, placement[name]) for name, unit in units.items() if name in placement}
 
 
 def _form(unit: Unit, action: str) -> CompressedForm | None:

@@ -127,48 +127,38 @@ def _units(layer: _Layer, shape: Shape) -> None:
     layer.add("down", 2 * hidden, ("product",), flop=mm * ffn)
 
 
+def _residual(shape: Shape, index: int | None, *, read_at: int) -> Unit:
+    """The residual stream after a layer; None: the embedding, before the first."""
+    size = shape.tokens * 2 * shape.hidden
+    made_at = 0 if index is None else index + 1
+    return Unit(
+        name="x.-1" if index is None else f"x.{index}",
+        kept_bytes=size,
+        rebuilt_bytes=size,
+        recompute_ns=int(1.5 * size / _BYTES_PER_NS),
+        keep_ns=0,
+        parents=() if index is None else (f"mid.{index}", f"down.{index}"),
+        made_at=made_at,
+        released_at=made_at + 1,
+        read_at=(read_at,),
+        kind="embedding" if index is None else "x",
+        layer=index,
+    )
+
+
 def transformer(
     shape: Shape, *, cap_bytes: int, codecs: bool = False, gradient_error: float = 0.0
 ) -> PlacementProblem:
     """The update of ``shape`` under a cap on what is moving (no weights are counted)."""
     first_backward = shape.layers + 2
-    embedding = Unit(
-        name="x.-1",
-        kept_bytes=shape.tokens * 2 * shape.hidden,
-        rebuilt_bytes=shape.tokens * 2 * shape.hidden,
-        recompute_ns=shape.tokens * shape.hidden // 1000,
-        keep_ns=0,
-        parents=(),
-        made_at=0,
-        released_at=1,
-        read_at=(first_backward + _HEAD_STEPS + shape.layers * _BACKWARD_STEPS - 1,),
-        kind="embedding",
-    )
-    units = [embedding]
+    end = first_backward + _HEAD_STEPS + shape.layers * _BACKWARD_STEPS
+    units = [_residual(shape, None, read_at=end - 1)]
     for index in range(shape.layers):
-        start = first_backward + _HEAD_STEPS + (shape.layers - 1 - index) * _BACKWARD_STEPS
+        start = end - (index + 1) * _BACKWARD_STEPS
         layer = _Layer(index, index + 1, start, shape.tokens, codecs)
         _units(layer, shape)
-        # The residual after this layer: read by the norm of the next one, or of the head.
-        above = start - 1
-        name = f"x.{index}"
-        size = shape.tokens * 2 * shape.hidden
-        units += layer.units
-        units.append(
-            Unit(
-                name=name,
-                kept_bytes=size,
-                rebuilt_bytes=size,
-                recompute_ns=int(1.5 * size / _BYTES_PER_NS),
-                keep_ns=0,
-                parents=(f"mid.{index}", f"down.{index}"),
-                made_at=index + 1,
-                released_at=index + 2,
-                read_at=(above,),
-                kind="x",
-                layer=index,
-            )
-        )
+        # Read by the norm of the layer above, or of the head.
+        units += [*layer.units, _residual(shape, index, read_at=start - 1)]
     return PlacementProblem(
         units=tuple(units),
         positions=_positions(shape, first_backward),

@@ -58,3 +58,12 @@ def test_a_warm_start_is_used_where_it_fits() -> None:
 def test_unknown_engines_are_refused() -> None:
     with pytest.raises(OptionError, match="simplex"):
         sweep(transformer(Shape(layers=1), cap_bytes=0), [GIB], engine="simplex")  # type: ignore[arg-type]
+
+
+def test_a_warm_start_that_fits_late_does_not_hide_the_caps_below() -> None:
+    problem = transformer(Shape(layers=4), cap_bytes=10**3 * GIB)
+    start = solve(problem).placement
+    caps = [GIB * sixths // 6 for sixths in range(90, 110, 2)]
+    found = sweep(problem, caps, warm_start=start, relative_gap=0.2)
+    for smaller, larger in pairwise(s for s in found if s.status != "infeasible"):
+        assert larger.objective_ns <= smaller.objective_ns
