@@ -29,6 +29,7 @@ from hilore_planner.sizes import format_bytes, format_ns
 
 FOLDER = Path(".demo")
 MIB = 2**20
+NOISY = 0.3
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -125,6 +126,12 @@ def print_trials(trials: dict[str, Trial], plan: PlacementPlan) -> None:
     for text in table(columns, lines, console.width):
         console.print(text)
     planned = trials["hilore"]
+    spread = max(trial.time_spread for trial in trials.values())
+    if spread > NOISY:
+        console.print(
+            f"\n  [yellow]The same update took up to {spread:.0%} longer or shorter from run to run: something"
+            " else keeps this machine busy, so do not trust the times.[/]"
+        )
     console.print(
         "\n  peak: weights, batch and gradients included; saved: kept from forward to backward"
         "\n  gradient differs: from the unplanned update's, relative; rounding, as nothing is compressed"

@@ -169,6 +169,14 @@ def _read_path(name: str, value: object) -> Path | None:
     return Path(value)
 
 
+def _read_plan(name: str, value: object) -> Path | None:
+    """Refused now rather than when the plan is written, after minutes of compilation."""
+    path = _read_path(name, value)
+    if path is not None and not path.parent.is_dir():
+        raise _refuse(name, value, f"a file in a folder that exists; there is no {path.parent}")
+    return path
+
+
 def _read_settings(name: str, value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise _refuse(name, value, "a dict of Inductor settings by name")
@@ -181,7 +189,7 @@ _READERS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         "reserved": _read_reserved,
         "gradient_error": _number(0.0, 1.0, "a number in [0, 1); 0 keeps gradients exact"),
         "codecs": _read_codecs,
-        "plan": _read_path,
+        "plan": _read_plan,
         "on_mismatch": _one_of(get_args(OnMismatch)),
         "costs": _one_of(get_args(Costs)),
         "checkpoint_tags": _one_of(get_args(CheckpointTags)),

@@ -57,8 +57,8 @@ def test_an_unknown_option_names_the_nearest_and_the_accepted() -> None:
         Options.parse({"memory_cop": "26GiB"})
     assert str(error.value) == (
         "unknown option 'memory_cop'; did you mean 'memory_cap'? (accepted: memory_cap, reserved, "
-        "gradient_error, codecs, plan, on_mismatch, costs, checkpoint_tags, solver_seconds, "
-        "dump_dir, inductor)"
+        "gradient_error, codecs, plan, on_mismatch, costs, checkpoint_tags, head, "
+        "solver_seconds, dump_dir, inductor)"
     )
     with pytest.raises(OptionError, match=r"unknown option 7 \(accepted"):
         Options.parse({7: 1})  # type: ignore[dict-item]
@@ -77,6 +77,7 @@ def test_an_unknown_option_names_the_nearest_and_the_accepted() -> None:
         ("codecs", ["int7"], r"unknown codec 'int7' \(accepted: int8, fp8_e4m3\)"),
         ("codecs", "int8", r"is 'int8'; accepted: a list"),
         ("plan", 3, r"is 3; accepted: a path"),
+        ("plan", "nowhere/update.json", r"accepted: a file in a folder that exists; there is no n"),
         ("on_mismatch", "ignore", r"is 'ignore'; accepted: 'error' \| 'replan'"),
         ("costs", "measured", r"is 'measured'; accepted: 'roofline'"),
         ("checkpoint_tags", None, r"is None; accepted: 'override' \| 'respect' \| 'error'"),

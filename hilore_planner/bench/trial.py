@@ -18,16 +18,26 @@ class Trial:
     """What an update took.
 
     Attributes:
-        time_ms: median of one update, forward and backward.
+        times_ms: of one update, forward and backward, each time it was run.
         peak_bytes: most bytes allocated at once, weights, batch and gradients included.
         saved_bytes: what is alive between forward and backward that was not there before.
         gradient: of all parameters, flat, fp32, on the CPU.
     """
 
-    time_ms: float
+    times_ms: tuple[float, ...]
     peak_bytes: int
     saved_bytes: int
     gradient: Tensor
+
+    @property
+    def time_ms(self) -> float:
+        """The median."""
+        return statistics.median(self.times_ms)
+
+    @property
+    def time_spread(self) -> float:
+        """How far the slowest run is from the fastest, relative to the median."""
+        return (max(self.times_ms) - min(self.times_ms)) / self.time_ms
 
     def gradient_difference(self, reference: Trial) -> float:
         """Norm of the difference to another trial's gradient, relative to the latter."""
@@ -36,7 +46,7 @@ class Trial:
 
 
 def try_update(
-    loss: Callable[..., Tensor], batch: Iterable[Tensor], model: nn.Module, *, repeats: int = 3
+    loss: Callable[..., Tensor], batch: Iterable[Tensor], model: nn.Module, *, repeats: int = 5
 ) -> Trial:
     """Run ``loss(*batch).backward()`` until warm, then measure time, peak and saved bytes apart.
 
@@ -55,7 +65,7 @@ def try_update(
 
     run()
     run()
-    times_ms = [_time_ms(run, device) for _ in range(repeats)]
+    times_ms = tuple(_time_ms(run, device) for _ in range(repeats))
     gradient = flat_gradient(model)
     model.zero_grad(set_to_none=True)
     saved_bytes = _saved_bytes(lambda: loss(*inputs), device)
@@ -63,7 +73,7 @@ def try_update(
     model.zero_grad(set_to_none=True)
     if device.type == "cpu":  # its count starts at zero: what the update is given was there before
         peak_bytes += storage_bytes([*model.parameters(), *model.buffers(), *inputs])
-    return Trial(statistics.median(times_ms), peak_bytes, saved_bytes, gradient)
+    return Trial(times_ms, peak_bytes, saved_bytes, gradient)
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
