@@ -4,10 +4,14 @@
 SHELL := /usr/bin/env bash
 MARKS := $(if $(shell command -v nvidia-smi),,-m "not gpu")
 
+# Idle threads sleep instead of spinning: with anything else running on the same cores, spinning takes several times
+# the processor time, and spoils what is timed.
+export OMP_WAIT_POLICY := passive
+
 .PHONY: help demo test compat clean
 
 help:
-	@echo "make demo    install into .venv and plan a small GRPO update (examples/quickstart.py)"
+	@echo "make demo    install into .venv; one GRPO update checkpointed, compiled and planned (examples/quickstart.py)"
 	@echo "make test    install into .venv; ruff, mypy --strict, pytest"
 	@echo "make compat  the tests marked 'compat' on torch 2.11.0, in .venv-torch211 (a large download)"
 	@echo "make clean   remove both environments and all caches of the checkout"
