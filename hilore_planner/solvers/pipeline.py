@@ -9,9 +9,9 @@ from typing import Literal
 from hilore_planner.errors import SolverLimitError
 from hilore_planner.solvers.candidate import Candidate
 from hilore_planner.solvers.fold import fold
-from hilore_planner.solvers.linear import solve_linear
+from hilore_planner.solvers.linear import LinearResult, solve_linear
 from hilore_planner.solvers.problem import Bytes, Nanoseconds, Solution
-from hilore_planner.solvers.program import read_placement
+from hilore_planner.solvers.program import Program, read_placement
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.repair import repair
 from hilore_planner.solvers.search import (
@@ -83,21 +83,25 @@ class Search:
         if not any(self.structure.tainted):
             return search(goal, self.structure, self.refinement, limits, start, rounds=1)
         program = goal.program(self.structure, self.refinement)
-        relaxed = solve_linear(program.model, relaxed=True, deadline=limits.deadline)
         folded = solve_linear(
             fold(program.model, program.variables.labels()),
             relative_gap=0.1 * limits.relative_gap,
             deadline=limits.deadline,
         )
+        relaxed = solve_linear(program.model, relaxed=True, deadline=limits.deadline)
         if not (relaxed.values and folded.values):
             return search(goal, self.structure, self.refinement, limits, start, rounds=1)
+        bound = goal.bound(program, folded)
+        start = self._rounded(goal, program, relaxed, start)
+        if start is not None and closed(goal.value(start.replay), bound, limits.relative_gap):
+            return Found(start, bound)
         # The solver compares with its own bound, at first the relaxation's: stop it where the
         # folded program's would, and at half the gap, for its own bound grows meanwhile.
         ratio = relaxed.objective / max(folded.bound, relaxed.objective, 1e-9)
         gap = 1.0 - (1.0 - 0.5 * limits.relative_gap) * ratio
         widened = replace(limits, relative_gap=max(gap, limits.relative_gap))
         found = search(goal, self.structure, self.refinement, widened, start, rounds=1)
-        return replace(found, bound=max(found.bound, goal.bound(program, folded)))
+        return replace(found, bound=max(found.bound, bound))
 
     def _relaxed(self, goal: LeastTime, start: Candidate | None) -> Found:
         """The LP relaxation, rounded and repaired: quick, so whatever the time limit."""
@@ -105,11 +109,16 @@ class Search:
         result = solve_linear(program.model, relaxed=True)
         if result.outcome == "infeasible":
             return Found(start, 0, infeasible=True)
-        rounded = read_placement(program.variables, result.values)
+        return Found(self._rounded(goal, program, result, start), goal.bound(program, result))
+
+    def _rounded(
+        self, goal: LeastTime, program: Program, relaxed: LinearResult, start: Candidate | None
+    ) -> Candidate | None:
+        """The relaxation rounded and repaired, or ``start`` where that is better."""
+        rounded = read_placement(program.variables, relaxed.values)
         repaired = repair(self.structure, rounded, goal.cap_bytes)
         known = [each for each in (start, repaired) if each is not None]
-        best = min(known, key=lambda each: goal.value(each.replay), default=None)
-        return Found(best, goal.bound(program, result))
+        return min(known, key=lambda each: goal.value(each.replay), default=None)
 
     def _fenced(self, goal: LeastTime, limits: Limits) -> Candidate | None:
         """A placement that rebuilds no further ahead than it must to be under the cap."""

@@ -103,7 +103,8 @@ class Solution:
 
     ``placement`` maps a unit's name to ``"store"``, ``"recompute"`` or ``"compress:CODEC"``; units
     that are not at hand in backward are absent. ``infeasible`` is a status: then the placement is
-    empty, and the smallest feasible cap and the units that hold it up are given.
+    empty, and the smallest cap that a placement was found for and the units that hold it up are
+    given; ``gap`` is that cap's: none exists below ``(1 - gap)`` of it.
     """
 
     status: Status
