@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from hilore_planner.errors import PlacementError
 from hilore_planner.plan import PlacementPlan, unit_label
+from hilore_planner.sizes import format_bytes
 from hilore_planner.solvers.problem import Unit
 from hilore_planner.solvers.verify import Replay, Span, replay
 
 State = Literal["fixed", "stored", "compressed", "rebuilt"]
+
+_VOCABULARY = ", vocabulary-sized"
+_STATES_OF_TRAINING = ("weights", "gradients", "earlier gradients", "optimizer state")
+_WORTH_ADVICE = 0.15
+"""Share of the peak."""
 
 _LEVERS_TRIED = 8
 """Kinds of units tried, the largest at the peak; each takes a replay of the whole plan."""
@@ -42,12 +48,16 @@ class Lever:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The peak position, who holds it (largest first) and what lowers it (most first)."""
+    """The peak position, who holds it (largest first) and what lowers it (most first).
+
+    ``advice`` is for what no placement lowers, the largest first.
+    """
 
     position: int
     peak_bytes: int
     owners: tuple[Owner, ...]
     levers: tuple[Lever, ...]
+    advice: tuple[str, ...] = ()
 
 
 def explain(plan: PlacementPlan) -> Explanation:
@@ -60,22 +70,24 @@ def explain(plan: PlacementPlan) -> Explanation:
     """
     plan.require_feasible()
     found = replay(plan.problem, plan.solution.placement)
+    owners = _owners(plan, found)
     return Explanation(
         position=found.peak_position,
         peak_bytes=found.peak_bytes,
-        owners=_owners(plan, found),
+        owners=owners,
         levers=_levers(plan, found),
+        advice=tuple(_advice(owners, found.peak_bytes)),
     )
 
 
 def _labels(plan: PlacementPlan) -> dict[str, str]:
     """Where each unit comes from and the op that makes it, the same in every layer."""
-    return {
-        unit.name: f"{unit_label(unit, plan.sources[unit.name])} {plan.sources[unit.name].op}"
-        if unit.layer is not None
-        else unit.name
-        for unit in plan.problem.units
-    }
+    labels = {}
+    for unit in plan.problem.units:
+        source = plan.sources[unit.name]
+        label = f"{unit_label(unit, source)} {source.op}" if unit.layer is not None else unit.name
+        labels[unit.name] = label + _of_vocabulary(plan, source.shape)
+    return labels
 
 
 def _alive(found: Replay) -> Iterator[Span]:
@@ -92,9 +104,55 @@ def _owners(plan: PlacementPlan, found: Replay) -> tuple[Owner, ...]:
         held.setdefault(key, []).append(span.size_bytes)
     owners = [Owner(state, what, len(sizes), sum(sizes)) for (state, what), sizes in held.items()]
     if plan.problem.positions:
-        fixed_bytes = plan.problem.positions[found.peak_position].fixed_bytes
-        owners.append(Owner("fixed", "", 0, fixed_bytes))
+        owners += _fixed_owners(plan, found.peak_position)
     return tuple(sorted(owners, key=lambda owner: -owner.alive_bytes))
+
+
+def _of_vocabulary(plan: PlacementPlan, shape: Sequence[int]) -> str:
+    return _VOCABULARY if plan.vocabulary and plan.vocabulary in shape[-1:] else ""
+
+
+def _fixed_owners(plan: PlacementPlan, position: int) -> Iterator[Owner]:
+    """What is alive whatever is decided; the last owner is what its parts do not account for.
+
+    That may be less than nothing: kernels write over their inputs, and fusion leaves values out.
+    """
+    fixed_bytes = plan.problem.positions[position].fixed_bytes
+    held: dict[str, list[int]] = {}
+    for part in plan.fixed_parts:
+        if part.first <= position <= part.last:
+            vocabulary = _of_vocabulary(plan, part.shape)
+            named = f": {part.source}" if vocabulary and part.source else ""
+            what = f"{part.what}{named}{vocabulary}"
+            held.setdefault(what, []).append(part.size_bytes)
+    for what, sizes in held.items():
+        yield Owner("fixed", what, len(sizes), sum(sizes))
+    rest = fixed_bytes - sum(map(sum, held.values()))
+    if rest:
+        yield Owner("fixed", "other temporaries, less what is reused" if held else "", 0, rest)
+
+
+def _advice(owners: Sequence[Owner], peak_bytes: int) -> Iterator[str]:
+    """What to change in the program where no placement helps."""
+    for owner in owners:
+        share = owner.alive_bytes / max(peak_bytes, 1)
+        size = f"{format_bytes(owner.alive_bytes)}, {share:.0%} of the peak"
+        if share < _WORTH_ADVICE:
+            continue
+        if owner.what.startswith("outputs") and owner.what.endswith(_VOCABULARY):
+            yield (
+                f"logits are returned to the caller ({size}): they and their gradient are alive while the "
+                "backward runs; compute log-probabilities inside the compiled function and return those"
+            )
+        elif owner.what.endswith(_VOCABULARY) and not owner.what.startswith("incoming"):
+            yield (
+                f"{owner.what} ({size}): take the loss of the logits inside the compiled function, so that the "
+                "head can be cut into chunks of rows (option head)"
+            )
+        elif owner.what in _STATES_OF_TRAINING:
+            yield (
+                f"{owner.what} ({size}): shard them over ranks, train adapters, or hold them in a smaller dtype"
+            )
 
 
 def _state(plan: PlacementPlan, span: Span) -> State:

@@ -44,6 +44,21 @@ def unit_label(unit: Unit, source: UnitSource) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedPart:
+    """Part of the positions' fixed bytes, from position ``first`` to ``last``; the rest of them is not known."""
+
+    what: str
+    """``weights``, ``inputs``, ``earlier gradients``, ``optimizer state``, ``others``; of the program: ``outputs``,
+    ``incoming gradients``, ``gradients``, ``forward values``, ``backward values``."""
+    size_bytes: int
+    first: int
+    last: int
+    source: str = ""
+    """Op and line that make it, of the program's."""
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Predicted or measured figures of one run of the update; None where not known."""
 
@@ -78,6 +93,9 @@ class PlacementPlan:
     provenance: Provenance
     predicted: Figures = Figures()
     measured: Figures = Figures()
+    fixed_parts: tuple[FixedPart, ...] = ()
+    vocabulary: int = 0
+    """Rows of the token embedding; 0 where there is none."""
     schema: int = SCHEMA_VERSION
 
     @classmethod

@@ -42,7 +42,22 @@ def _complaints(plan: PlacementPlan) -> Iterator[str]:
         seen.add(unit.name)
     for name in plan.sources.keys() ^ seen:
         yield f"unit {name!r} is in one of problem and sources, but not in both"
+    yield from _part_complaints(plan)
     yield from _solution_complaints(problem, plan.solution)
+
+
+def _part_complaints(plan: PlacementPlan) -> Iterator[str]:
+    if plan.vocabulary < 0:
+        yield f"vocabulary is {plan.vocabulary}; accepted: 0 or above"
+    last = len(plan.problem.positions) - 1
+    for index, part in enumerate(plan.fixed_parts):
+        if not 0 <= part.first <= part.last <= last:
+            yield (
+                f"fixed part {index} ({part.what}) goes from position {part.first} to {part.last}; "
+                f"accepted: from 0 to {last}"
+            )
+        if part.size_bytes < 0:
+            yield f"fixed part {index} ({part.what}): size_bytes is {part.size_bytes}; accepted: 0 or above"
 
 
 def _problem_complaints(problem: PlacementProblem) -> Iterator[str]:

@@ -23,6 +23,7 @@ Json = Any
 _SPREAD = frozenset(
     {
         "$",
+        "$.fixed_parts",
         "$.problem",
         "$.problem.units",
         "$.problem.positions",

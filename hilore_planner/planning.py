@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hilore_planner.composition import fixed_parts, vocabulary_size
 from hilore_planner.correction import NO_CORRECTION, Correction
 from hilore_planner.errors import InfeasibleError, PlanFileError
 from hilore_planner.options import Options
@@ -81,31 +82,40 @@ def plan_region(
         solution = solve(problem, time_limit_seconds=options.solver_seconds)
         check_feasible(problem, solution)
     else:
+        problem = _with_positions_of(loaded, problem)
         solution = _fitted(problem, loaded, fingerprint(joint))
     plan = PlacementPlan(
         region=region,
         problem=problem,
         solution=solution,
         sources={unit.name: _source(unit) for unit in graph.units.values()},
-        provenance=Provenance(
-            hilore=_version(),
-            torch=str(torch.__version__),
-            device=surroundings.device_name,
-            fingerprint=fingerprint(joint),
-            costs=costs.kind,
-            options={
-                "memory_cap": str(options.memory_cap),
-                "codecs": ",".join(options.codecs),
-                "head": head,
-            },
-        ),
+        provenance=_provenance(joint, surroundings, options, costs.kind, head),
         predicted=Figures(
             peak_bytes=solution.peak_bytes,
             time_ns=costs.program_ns(schedule) + solution.objective_ns,
             gradient_error=solution.risk**0.5,
         ),
+        fixed_parts=fixed_parts(joint, schedule, surroundings),
+        vocabulary=vocabulary_size(joint),
     )
     return PlannedRegion(plan, graph)
+
+
+def _provenance(
+    joint: JointGraph, surroundings: Surroundings, options: Options, costs: str, head: str
+) -> Provenance:
+    return Provenance(
+        hilore=_version(),
+        torch=str(torch.__version__),
+        device=surroundings.device_name,
+        fingerprint=fingerprint(joint),
+        costs=costs,
+        options={
+            "memory_cap": str(options.memory_cap),
+            "codecs": ",".join(options.codecs),
+            "head": head,
+        },
+    )
 
 
 def check_feasible(problem: PlacementProblem, solution: Solution) -> None:
@@ -126,6 +136,17 @@ def check_feasible(problem: PlacementProblem, solution: Solution) -> None:
         smallest_feasible_cap_bytes=smallest,
         holding=solution.holding,
     )
+
+
+def _with_positions_of(loaded: PlacementPlan, problem: PlacementProblem) -> PlacementProblem:
+    """The positions as compiling the loaded plan corrected them, where all sizes are the same."""
+
+    def sizes(of: PlacementProblem) -> list[tuple[str, int, tuple[int, ...]]]:
+        return [(unit.name, unit.kept_bytes, unit.read_at) for unit in of.units]
+
+    positions = loaded.problem.positions
+    is_same = len(positions) == len(problem.positions) and sizes(loaded.problem) == sizes(problem)
+    return replace(problem, positions=positions) if is_same else problem
 
 
 def _fitted(problem: PlacementProblem, loaded: PlacementPlan, graph_fingerprint: str) -> Solution:

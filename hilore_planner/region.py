@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from hilore_planner.peak.measure import external_memory
+from hilore_planner.sizes import format_bytes
+
+log = logging.getLogger(__name__)
 
 _STATES_PER_PARAMETER = {
     "Adam": 2,
@@ -33,6 +39,7 @@ class Surroundings:
         usable_bytes: of it, what this process may use: free now, or already in its allocator.
         base_bytes: allocated now and for the whole update: weights, inputs, gradients and optimizer state that exist.
         pending_optimizer_bytes: optimizer state that the first step will make.
+        base_parts: what ``base_bytes`` are made of, by name.
     """
 
     device: torch.device
@@ -41,6 +48,7 @@ class Surroundings:
     usable_bytes: int
     base_bytes: int
     pending_optimizer_bytes: int
+    base_parts: tuple[tuple[str, int], ...] = ()
 
     @property
     def slack_bytes(self) -> int:
@@ -62,16 +70,21 @@ def surroundings(inputs: Sequence[Any]) -> Surroundings:
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
     pending = pending_optimizer_bytes(device)
+    parts = _parts(tensors, device)
     if device.type == "cuda":
         _make_library_workspaces(device)
         free, total = torch.cuda.mem_get_info(device)
         usable = free + torch.cuda.memory_reserved(device)
         name, base = torch.cuda.get_device_name(device), torch.cuda.memory_allocated(device)
-        return Surroundings(device, name, total, usable, base, pending)
+        parts["others"] = max(0, base - sum(parts.values()))
+        _log_device(device)
+        return Surroundings(device, name, total, usable, base, pending, tuple(parts.items()))
     page = os.sysconf("SC_PAGE_SIZE")
     total = page * os.sysconf("SC_PHYS_PAGES")
     usable = page * os.sysconf("SC_AVPHYS_PAGES")
-    return Surroundings(device, "cpu", total, usable, _held_bytes(tensors), pending)
+    del parts["optimizer state"]  # outside of the region, and not seen on the CPU
+    base = sum(parts.values())
+    return Surroundings(device, "cpu", total, usable, base, pending, tuple(parts.items()))
 
 
 def _make_library_workspaces(device: torch.device) -> None:
@@ -81,27 +94,62 @@ def _make_library_workspaces(device: torch.device) -> None:
         torch.autograd.grad((value @ value).sum(), value)
 
 
-def _held_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Storages of the inputs, and gradients they already have."""
-    sizes: dict[int, int] = {}
-    for value in tensors:
-        gradient = value.grad if value.is_leaf else None
-        for held in (value, gradient):
-            if held is not None:
-                storage = held.untyped_storage()
-                sizes[storage._cdata] = int(storage.nbytes())
-    return sum(sizes.values())
+def _log_device(device: torch.device) -> None:
+    found = external_memory(device)
+    log.info(
+        "%s: %s allocated by this process, %s cached by its allocator, %s held by others, %s free",
+        device,
+        format_bytes(found.allocated_bytes),
+        format_bytes(found.cached_bytes),
+        format_bytes(found.others_bytes),
+        format_bytes(found.free_bytes),
+    )
+
+
+def _parts(tensors: Sequence[torch.Tensor], device: torch.device) -> dict[str, int]:
+    """Bytes of the inputs' storages, of gradients they already have, and of optimizer state that exists."""
+    tensors = [value for value in tensors if value.device == device]
+    leaves = [value for value in tensors if value.is_leaf and value.requires_grad]
+    weights = _storages(value for value in tensors if isinstance(value, torch.nn.Parameter))
+    gradients = _storages(value.grad for value in leaves if value.grad is not None)
+    inputs = _storages(tensors).items() - weights.items() - gradients.items()
+    state = _storages(_optimizer_state(device)).items() - weights.items() - gradients.items()
+    return {
+        "weights": sum(weights.values()),
+        "inputs": sum(size for _, size in inputs),
+        "earlier gradients": sum(gradients.values()),
+        "optimizer state": sum(size for _, size in state),
+    }
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    storages = (value.untyped_storage() for value in tensors)
+    return {storage._cdata: int(storage.nbytes()) for storage in storages}
+
+
+def _optimizer_state(device: torch.device) -> Iterator[torch.Tensor]:
+    for optimizer in _optimizers():
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor) and value.device == device:
+                    yield value
+
+
+def _optimizers() -> Iterator[torch.optim.Optimizer]:
+    for candidate in gc.get_objects():
+        # type(): isinstance would touch weak proxies to objects that are gone
+        if issubclass(type(candidate), torch.optim.Optimizer):
+            yield candidate
 
 
 def pending_optimizer_bytes(device: torch.device) -> int:
     """State that live optimizers will make at their first step for parameters on ``device``."""
     total = 0
-    for candidate in gc.get_objects():
-        # type(): isinstance would touch weak proxies to objects that are gone
-        if not issubclass(type(candidate), torch.optim.Optimizer) or candidate.state:
+    for optimizer in _optimizers():
+        if optimizer.state:
             continue
-        states = _STATES_PER_PARAMETER.get(type(candidate).__name__, 0)
-        for group in candidate.param_groups:
+        states = _STATES_PER_PARAMETER.get(type(optimizer).__name__, 0)
+        for group in optimizer.param_groups:
             factor = states + bool(group.get("amsgrad")) + bool(group.get("momentum"))
             total += factor * sum(
                 p.numel() * p.element_size()

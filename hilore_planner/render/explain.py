@@ -39,10 +39,15 @@ def explain(plan: PlacementPlan, explanation: Explanation, width: int) -> list[T
     lines += table(_OWNER_COLUMNS, list(_owners(explanation)), width)
     lines += [Text(), Text("What would lower it, one change at a time", style="bold"), Text()]
     if explanation.levers:
-        return lines + table(_LEVER_COLUMNS, list(_levers(explanation)), width)
-    fixed_bytes = max((position.fixed_bytes for position in plan.problem.positions), default=0)
-    text = f"  nothing that is kept; {format_bytes(fixed_bytes)} are fixed whatever is decided"
-    return [*lines, Text(text)]
+        lines += table(_LEVER_COLUMNS, list(_levers(explanation)), width)
+    else:
+        fixed_bytes = max((position.fixed_bytes for position in plan.problem.positions), default=0)
+        text = f"  nothing that is kept; {format_bytes(fixed_bytes)} are fixed whatever is decided"
+        lines.append(Text(text))
+    if explanation.advice:
+        lines += [Text(), Text("What no placement lowers", style="bold"), Text()]
+        lines += [Text(f"  {advice}") for advice in explanation.advice]
+    return lines
 
 
 def _owners(explanation: Explanation) -> Iterator[Line]:
