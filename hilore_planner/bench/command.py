@@ -33,7 +33,7 @@ def dead_rows(
     side_by_side: SideBySide = 6,
     output: Output = Path("docs/results/dead_rows.json"),
 ) -> None:
-    """Updates with and without the sequences that have no gradient, each checkpointed, unplanned and planned."""
+    """Updates with and without the sequences that have no gradient, each checkpointed and planned."""
     from hilore_planner.bench.dead_rows import bench_dead_rows, summary
     from hilore_planner.bench.runner import write_record
     from hilore_planner.bench.setting import setting_named

@@ -17,7 +17,7 @@ def bench_dead_rows(
     setting: Setting, *, cap_bytes: int, device: str, side_by_side: int
 ) -> list[Row]:
     """One row for each way to run the whole batch and the live part of it."""
-    kinds: tuple[Kind, ...] = ("gc", "inductor", "hilore")
+    kinds: tuple[Kind, ...] = ("gc", "hilore")
     jobs = [
         Job(
             setting,

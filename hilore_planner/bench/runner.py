@@ -6,7 +6,9 @@ import datetime
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -36,19 +38,27 @@ def run_jobs(jobs: Sequence[Job], *, device: str, side_by_side: int) -> list[Row
 
 
 def _run_group(jobs: Sequence[Job], device: str) -> list[Row]:
-    workers = [_start(job, device) for job in jobs]
-    rows: list[Row] = []
-    first_answers = [_pipe(worker.stdout).readline() for worker in workers]
-    for job, worker, answer in zip(jobs, workers, first_answers, strict=True):
-        if answer.strip() == "ready":
-            _pipe(worker.stdin).write("go\n")
-            _pipe(worker.stdin).flush()
-            answer = _pipe(worker.stdout).readline()
-        row = json.loads(answer) if answer.startswith("{") else _lost(job)
-        worker.communicate()
-        rows.append(row)
-        print(_line(row), file=sys.stderr, flush=True)
-    return rows
+    """Start all; as each has compiled, let it measure, one at a time."""
+    rows: dict[int, Row] = {}
+    start = time.monotonic()
+    with ThreadPoolExecutor(len(jobs)) as waiting:
+        workers = [_start(job, device) for job in jobs]
+        answers = {
+            waiting.submit(_pipe(worker.stdout).readline): index
+            for index, worker in enumerate(workers)
+        }
+        for answer in as_completed(answers):
+            index = answers[answer]
+            worker, line = workers[index], answer.result()
+            if line.strip() == "ready":
+                _pipe(worker.stdin).write("go\n")
+                _pipe(worker.stdin).flush()
+                line = _pipe(worker.stdout).readline()
+            rows[index] = json.loads(line) if line.startswith("{") else _lost(jobs[index])
+            worker.communicate()
+            elapsed = time.monotonic() - start
+            print(f"{elapsed:5.0f} s  {_line(rows[index])}", file=sys.stderr, flush=True)
+    return [rows[index] for index in range(len(jobs))]
 
 
 def _start(job: Job, device: str) -> subprocess.Popen[str]:
