@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys, torch
 from torch._dynamo.utils import counters
+from hilore_planner.backend import hilore
 from tests.backend.models import Narrow, batch
 import hilore_planner.planning as planning
 solved = []
@@ -22,7 +23,7 @@ solve = planning.solve
 planning.solve = lambda *a, **k: (solved.append(1), solve(*a, **k))[1]
 torch.manual_seed(0)
 model = Narrow()
-update = torch.compile(model, backend="hilore", dynamic=False, options={"memory_cap": int(sys.argv[1])})
+update = torch.compile(model, backend=hilore, dynamic=False, options={"memory_cap": int(sys.argv[1])})
 update(batch(256, 64)).backward()
 print(json.dumps({
     "solved": len(solved),

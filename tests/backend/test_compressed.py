@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hilore_planner.backend import hilore
 from tests.backend.models import Dropped, batch
 from tests.backend.updates import distance, planned, span, unplanned
 
@@ -51,7 +52,7 @@ def test_what_the_caller_gets_is_untouched(tmp_path: Path) -> None:
     torch._dynamo.reset()
     path = tmp_path / "plan.json"
     options: dict[str, Any] = {"memory_cap": "1GiB", "gradient_error": 0.1, "plan": path}
-    outputs = torch.compile(model, backend="hilore", dynamic=False, options=options)(x)
+    outputs = torch.compile(model, backend=hilore, dynamic=False, options=options)(x)
     for found, value in zip(outputs, expected, strict=True):
         assert torch.allclose(found, value, rtol=1e-6, atol=1e-7)
     assert outputs[2].untyped_storage().data_ptr() == outputs[0].untyped_storage().data_ptr()
