@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -38,27 +38,22 @@ def run_jobs(jobs: Sequence[Job], *, device: str, side_by_side: int) -> list[Row
 
 
 def _run_group(jobs: Sequence[Job], device: str) -> list[Row]:
-    """Start all; as each has compiled, let it measure, one at a time."""
-    rows: dict[int, Row] = {}
+    """Start all, wait until each has compiled, then let one after another measure."""
     start = time.monotonic()
+    workers = [_start(job, device) for job in jobs]
     with ThreadPoolExecutor(len(jobs)) as waiting:
-        workers = [_start(job, device) for job in jobs]
-        answers = {
-            waiting.submit(_pipe(worker.stdout).readline): index
-            for index, worker in enumerate(workers)
-        }
-        for answer in as_completed(answers):
-            index = answers[answer]
-            worker, line = workers[index], answer.result()
-            if line.strip() == "ready":
-                _pipe(worker.stdin).write("go\n")
-                _pipe(worker.stdin).flush()
-                line = _pipe(worker.stdout).readline()
-            rows[index] = json.loads(line) if line.startswith("{") else _lost(jobs[index])
-            worker.communicate()
-            elapsed = time.monotonic() - start
-            print(f"{elapsed:5.0f} s  {_line(rows[index])}", file=sys.stderr, flush=True)
-    return [rows[index] for index in range(len(jobs))]
+        answers = list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), workers))
+    rows = []
+    for job, worker, line in zip(jobs, workers, answers, strict=True):
+        if line.strip() == "ready":
+            _pipe(worker.stdin).write("go\n")
+            _pipe(worker.stdin).flush()
+            line = _pipe(worker.stdout).readline()
+        row = json.loads(line) if line.startswith("{") else _lost(job)
+        worker.communicate()
+        rows.append(row)
+        print(f"{time.monotonic() - start:5.0f} s  {_line(row)}", file=sys.stderr, flush=True)
+    return rows
 
 
 def _start(job: Job, device: str) -> subprocess.Popen[str]:
@@ -107,7 +102,7 @@ def _line(row: Row) -> str:
 def write_record(path: Path, rows: Iterable[Row], *, device: str) -> None:
     """Write a result file: where, with what and when its rows were measured."""
     record = {
-        "command": " ".join(["hilore", *sys.argv[1:]]),
+        "command": " ".join(["hilore", *_without_output(sys.argv[1:])]),
         "commit": _commit(),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
         "torch": str(torch.__version__),
@@ -116,6 +111,16 @@ def write_record(path: Path, rows: Iterable[Row], *, device: str) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def _without_output(arguments: Sequence[str]) -> list[str]:
+    """A command line without the file it writes, which is a matter of the machine."""
+    kept = list(arguments)
+    for option in ("-o", "--output"):
+        if option in kept:
+            place = kept.index(option)
+            del kept[place : place + 2]
+    return kept
 
 
 def _commit() -> str:
