@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hilore_planner.errors import HiloreError as HiloreError
+    from hilore_planner.grpo.exposure import exposure as exposure
     from hilore_planner.plan import PlacementPlan as PlacementPlan
 
 _HOME = {
     "HiloreError": "hilore_planner.errors",
     "PlacementPlan": "hilore_planner.plan",
+    "exposure": "hilore_planner.grpo.exposure",
 }
 
-__all__ = ["HiloreError", "PlacementPlan"]
+__all__ = ["HiloreError", "PlacementPlan", "exposure"]
 
 
 def __getattr__(name: str) -> object:

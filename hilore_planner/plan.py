@@ -250,6 +250,6 @@ def _infeasible_message(plan: PlacementPlan) -> str:
         return f"no placement of {plan.region!r} exists under any memory_cap"
     held = f", held up most by {', '.join(solution.holding[:3])}" if solution.holding else ""
     return (
-        f"no placement of {plan.region!r} fits memory_cap {cap}: the smallest found to fit is "
-        f"{least_bytes} bytes ({format_bytes(least_bytes)}){held}"
+        f"nothing fits memory_cap {cap} in {plan.region!r}: the smallest feasible one is {least_bytes} bytes "
+        f"({format_bytes(least_bytes)}){held}; raise memory_cap, or shrink the microbatch"
     )

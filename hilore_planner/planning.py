@@ -9,7 +9,7 @@ import torch
 
 from hilore_planner.composition import fixed_parts, vocabulary_size
 from hilore_planner.correction import NO_CORRECTION, Correction
-from hilore_planner.errors import InfeasibleError, PlanFileError
+from hilore_planner.errors import PlanFileError
 from hilore_planner.options import Options
 from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import source_line
@@ -80,7 +80,6 @@ def plan_region(
     problem = correction.applied(problem)
     if loaded is None:
         solution = solve(problem, time_limit_seconds=options.solver_seconds)
-        check_feasible(problem, solution)
     else:
         problem = _with_positions_of(loaded, problem)
         solution = _fitted(problem, loaded, fingerprint(joint))
@@ -98,6 +97,7 @@ def plan_region(
         fixed_parts=fixed_parts(joint, schedule, surroundings),
         vocabulary=vocabulary_size(joint),
     )
+    plan.require_feasible()
     return PlannedRegion(plan, graph)
 
 
@@ -115,26 +115,6 @@ def _provenance(
             "codecs": ",".join(options.codecs),
             "head": head,
         },
-    )
-
-
-def check_feasible(problem: PlacementProblem, solution: Solution) -> None:
-    """Turn the status ``infeasible`` into an error that says what would do.
-
-    Raises:
-        InfeasibleError: the solution's status is ``infeasible``.
-    """
-    if solution.status != "infeasible":
-        return
-    smallest = solution.smallest_feasible_cap_bytes or 0
-    shown = ", ".join(solution.holding[:5])
-    raise InfeasibleError(
-        f"memory_cap {format_bytes(problem.memory_cap_bytes)} ({problem.memory_cap_bytes} bytes) is below the "
-        f"smallest feasible one, {format_bytes(smallest)} ({smallest} bytes); it is held up by "
-        f"{shown or 'fixed memory'}"
-        f" at {problem.positions[solution.peak_position].label!r}; raise memory_cap, or shrink the microbatch",
-        smallest_feasible_cap_bytes=smallest,
-        holding=solution.holding,
     )
 
 

@@ -143,8 +143,8 @@ def test_a_cap_that_nothing_fits_says_the_smallest_that_does(hilore: Run, plan: 
     result = hilore("solve", plan, "--memory-cap", "100MiB")
     assert result.code == 1
     assert result.out == ""
-    assert result.err.startswith("hilore: no placement of 'update' fits memory_cap 100.0 MiB: ")
-    smallest = result.err.split("the smallest found to fit is ")[1].split()[0]
+    assert result.err.startswith("hilore: nothing fits memory_cap 100.0 MiB in 'update': ")
+    smallest = result.err.split("the smallest feasible one is ")[1].split()[0]
     assert hilore("solve", plan, "--memory-cap", smallest).code == 0
     assert hilore("solve", plan, "--memory-cap", int(smallest) - 1).code == 1
 

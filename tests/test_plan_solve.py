@@ -39,7 +39,7 @@ def test_what_is_not_given_stays() -> None:
 
 def test_a_cap_too_small_carries_the_smallest() -> None:
     plan = toy_plan(layers=8)
-    with pytest.raises(InfeasibleError, match="no placement of 'update' fits") as error:
+    with pytest.raises(InfeasibleError, match="nothing fits memory_cap") as error:
         plan.solve(memory_cap="10MiB")
     smallest = error.value.smallest_feasible_cap_bytes
     assert smallest is not None
