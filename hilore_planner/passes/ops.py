@@ -47,7 +47,6 @@ _FUSIBLE = frozenset(
         aten.full_like.default,
         aten.arange.start_step,
         aten.cumsum.default,
-        aten.rev.default if hasattr(aten, "rev") else aten.flip.default,
         aten.flip.default,
         aten.repeat.default,
         aten.copy.default,

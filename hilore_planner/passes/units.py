@@ -17,7 +17,7 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import Origin, attribute
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import OpKind, is_reduction, replay_forbidden
-from hilore_planner.passes.schedule import Schedule
+from hilore_planner.passes.schedule import Schedule, Storage
 
 SMALL_BYTES = 64 * 1024
 _NEGLIGIBLE = 16
@@ -107,29 +107,54 @@ def _unit(
     is_output = compat.is_getitem(node)
     if compat.is_sym_node(node) or (schedule.kinds[node] is OpKind.VIEW and not is_output):
         return None
-    worker: Node = node.args[0] if is_output else node  # type: ignore[assignment]
-    forbidden, tag = _forbidden(joint, worker), joint.tags.get(worker, "")
     storage = schedule.storages.get(_key(node))
     if storage is None:
-        made_at = schedule.step_of.get(node, -1)
-        if is_output or made_at < 0:
-            return None
-        return RecoveryUnit(
-            origins[node], node, (node,), 0, 0, made_at, made_at, (), (), False,
-            can_store=False, can_recompute=not forbidden, forced=forbidden,
-        )  # fmt: skip
+        is_kernel = not is_output and node in schedule.step_of
+        return _op_unit(joint, schedule, origins[node], node) if is_kernel else None
     if storage.key in held or storage.maker is not node:
         return None
-    boundary = schedule.first_backward
+    return _storage_unit(joint, schedule, origins, storage, small_bytes)
+
+
+def _op_unit(joint: JointGraph, schedule: Schedule, origin: Origin, node: Node) -> RecoveryUnit:
+    """The unit of a multi-output op: nothing to keep, only to run again."""
+    forbidden, made_at = _forbidden(joint, node), schedule.step_of[node]
+    return RecoveryUnit(
+        origin=origin,
+        maker=node,
+        nodes=(node,),
+        kept_bytes=0,
+        rebuilt_bytes=0,
+        made_at=made_at,
+        released_at=made_at,
+        read_at=(),
+        readers=(),
+        is_written_in_forward=False,
+        can_store=False,
+        can_recompute=not forbidden,
+        forced=forbidden,
+    )
+
+
+def _storage_unit(
+    joint: JointGraph,
+    schedule: Schedule,
+    origins: dict[Node, Origin],
+    storage: Storage,
+    small_bytes: int,
+) -> RecoveryUnit:
+    maker, boundary = storage.maker, schedule.first_backward
+    worker: Node = maker.args[0] if compat.is_getitem(maker) else maker  # type: ignore[assignment]
+    forbidden, tag = _forbidden(joint, worker), joint.tags.get(worker, "")
     readers = tuple(n for n in storage.readers if schedule.step_of[n] >= boundary)
-    made_at = schedule.maker_step(storage)
     forward_readers = [n for n in storage.readers if schedule.step_of[n] < boundary]
+    made_at = schedule.maker_step(storage)
     written = schedule.is_written_out(storage, forward_readers, made_at)
     last = max([made_at, *(schedule.step_of[n] for n in forward_readers)])
     is_small = storage.bytes < small_bytes and bool(readers) and tag != "recompute"
     return RecoveryUnit(
-        origin=origins[node],
-        maker=node,
+        origin=origins[maker],
+        maker=maker,
         nodes=tuple(n for n in storage.nodes if n in origins),
         kept_bytes=storage.bytes,
         rebuilt_bytes=storage.bytes,
