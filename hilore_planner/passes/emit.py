@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.order import MADE
@@ -43,32 +43,56 @@ def clone_node(graph: Graph, node: Node, twin: Callable[[Node], Node]) -> Node:
     return copy
 
 
+Traces = dict[object, GraphModule]
+"""Functions traced already, by function and layout of their inputs."""
+
+
 def inline(
-    graph: Graph, function: Callable[..., Any], inputs: Sequence[Node], *, tag: str, origin: Node
+    graph: Graph,
+    function: Callable[..., Any],
+    inputs: Sequence[Node],
+    *,
+    tag: str,
+    origin: Node,
+    traces: Traces | None = None,
 ) -> tuple[Node, ...]:
     """Trace ``function`` over the inputs' fake values and insert its ops at the insertion point.
 
-    Returns the nodes of its outputs. ``tag`` is the partitioner tag; attribution is that of ``origin``.
+    Returns the nodes of its outputs. ``tag`` is the partitioner tag; attribution is that of ``origin``. With ``traces``
+    a function met before with inputs of the same layout is not traced again: layers are alike.
     """
-    with fake_mode_of(inputs):
-        traced = compat.trace(function, [node.meta["val"] for node in inputs])
     env: dict[Node, Node] = {}
     remaining = iter(inputs)
-    for node in traced.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = next(remaining)
-        elif node.op == "call_function":
-            args = torch.fx.map_arg(node.args, env.__getitem__)
-            args = torch.utils._pytree.tree_map(_size_node(graph, inputs, tag), args)
-            copy = graph.call_function(
-                node.target, args, torch.fx.map_arg(node.kwargs, env.__getitem__)
-            )
-            copy.meta = {**_attribution(origin), "val": node.meta["val"], "partitioner_tag": tag}
-            copy.meta[MADE] = True
-            env[node] = copy
+    sizes = _size_node(graph, inputs, tag)
+    with fake_mode_of(inputs):
+        traced = _traced(function, inputs, {} if traces is None else traces)
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(remaining)
+            elif node.op == "call_function":
+                args = torch.fx.map_arg(node.args, env.__getitem__)
+                args = torch.utils._pytree.tree_map(sizes, args)
+                kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
+                copy = graph.call_function(node.target, args, kwargs)
+                copy.meta = {**_attribution(origin), "partitioner_tag": tag, MADE: True}
+                copy.meta["val"] = node.target(
+                    *torch.fx.map_arg(args, value_of), **torch.fx.map_arg(kwargs, value_of)
+                )
+                env[node] = copy
     result = traced.graph.output_node().args[0]
     flat = result if isinstance(result, (tuple, list)) else (result,)
     return tuple(env[node] for node in flat)  # type: ignore[index]
+
+
+def _traced(function: Callable[..., Any], inputs: Sequence[Node], traces: Traces) -> GraphModule:
+    values = [node.meta["val"] for node in inputs]
+    layout = tuple((tuple(v.shape), v.stride(), v.dtype) for v in values)
+    if any(isinstance(n, torch.SymInt) for shape, stride, _ in layout for n in (*shape, *stride)):
+        return compat.trace(function, values)  # sizes of this very graph are in its arguments
+    key = (function, layout)
+    if key not in traces:
+        traces[key] = compat.trace(function, values)
+    return traces[key]
 
 
 def _attribution(origin: Node) -> dict[str, Any]:

@@ -7,16 +7,23 @@ reader. Where the placement is silent, nothing is rewritten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.fx import Node
 
 from hilore_planner.errors import PlanFileError
 from hilore_planner.passes import compat
-from hilore_planner.passes.codecs import codec_named
-from hilore_planner.passes.emit import clone_node, inline
+from hilore_planner.passes.codecs import Codec, codec_named
+from hilore_planner.passes.emit import Traces, clone_node, inline
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
+
+
+@functools.cache
+def _decoder(codec: Codec, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """The same function each time, so that it is traced once."""
+    return lambda *parts: codec.decode(parts, dtype)
 
 
 class Rewriter:
@@ -33,6 +40,7 @@ class Rewriter:
             self._units[key if key is not None else id(unit.maker)] = unit
         inputs = {compat.storage_key(primal) for primal in graph.joint.primals}
         self._outputs = graph.joint.held_storages() - inputs
+        self._traces: Traces = {}
         self._forward = frozenset(graph.joint.forward)
         self._shared: dict[Node, Node] = {}
         """Twins of units and their views: one for all readers."""
@@ -115,7 +123,14 @@ class Rewriter:
                 continue
             codec = codec_named(action.removeprefix("compress:"))
             with self._fx.inserting_before(node.next):
-                parts = inline(self._fx, codec.encode, [node], tag="is_forward", origin=node)
+                parts = inline(
+                    self._fx,
+                    codec.encode,
+                    [node],
+                    tag="is_forward",
+                    origin=node,
+                    traces=self._traces,
+                )
             self._parts[node] = parts
             self.saved.extend(parts)
 
@@ -129,10 +144,11 @@ class Rewriter:
         codec, dtype = codec_named(action.removeprefix("compress:")), node.meta["val"].dtype
         (value,) = inline(
             self._fx,
-            lambda *parts: codec.decode(parts, dtype),
+            _decoder(codec, dtype),
             self._parts[node],
             tag="is_backward",
             origin=node,
+            traces=self._traces,
         )
         return value
 
