@@ -76,8 +76,7 @@ def _cells(rows: Sequence[Row]) -> Iterator[str]:
     caps = [row["cap_bytes"] for row in rows if row.get("cap_bytes")]
     yield _range(caps, format_bytes) + (f" ({len(rows)})" if len(rows) > 1 else "")
     times = _range([row["time_ms"] for row in done], lambda time_ms: f"{time_ms:.1f} ms")
-    failed = len(rows) - len(done)
-    yield times if not failed else "failed" if not done else f"{times} ({failed} failed)"
+    yield ", ".join([times] * bool(done) + _failures(rows))
     measured = [row["measured_peak_bytes"] for row in done]
     predicted = [row for row in done if row.get("predicted_peak_bytes")]
     yield _range(measured, format_bytes)
@@ -85,6 +84,14 @@ def _cells(rows: Sequence[Row]) -> Iterator[str]:
     ratios = [row["predicted_peak_bytes"] / row["measured_peak_bytes"] for row in predicted]
     yield _range(ratios, lambda ratio: f"{ratio:.4f}")
     yield _range([row["tokens_per_second"] for row in done], lambda count: f"{count:,.0f}")
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    """What became of rows without figures: refused, as the compiled update did not fit the cap, or failed."""
+    errors = [row["error"] for row in rows if "error" in row]
+    refused = sum(error.startswith("InfeasibleError") for error in errors)
+    counts = ((refused, "refused"), (len(errors) - refused, "failed"))
+    return [word if len(rows) == 1 else f"{count} {word}" for count, word in counts if count]
 
 
 def _range(values: Sequence[float], show: Any) -> str:

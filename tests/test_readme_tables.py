@@ -46,7 +46,7 @@ def test_a_row_becomes_a_line(tmp_path: Path) -> None:
     text = with_tables(README, tmp_path)
     line = "| small | hilore | 2.00 GiB | 50.0 ms | 2.00 GiB | 2.00 GiB | 1.0000 | 2,000 |"
     assert line in text
-    assert "| small | hilore | 1.00 GiB | failed | - | - | - | - |" in text
+    assert "| small | hilore | 1.00 GiB | refused | - | - | - | - |" in text
     assert "`hilore bench x`, D, torch 2.13.0, commit abc, 2020-01-02" in text
     assert with_tables(text, tmp_path) == text
 
