@@ -166,7 +166,9 @@ def main() -> None:
     for text in show(plan, console.width):
         console.print(text)
 
-    heading("3. Solved again for a third of what it saved less, with no model and no GPU: what changes")
+    heading(
+        "3. Solved again for a third of what it saved less, with no model and no GPU: what changes"
+    )
     tighter = solve_for(plan, plan.predicted_peak_bytes - plan.solution.saved_bytes // 3)
     tighter.save(tight)
     for text in diff(plan.diff(tighter), console.width):
