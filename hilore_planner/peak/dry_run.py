@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hilore_planner.errors import RegionError
 from hilore_planner.peak.allocator import Allocator, ExactAllocator, caching_allocator
@@ -181,6 +181,8 @@ def _short_name(op: Callable[..., Any]) -> str:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells the ledger about every storage an operation makes."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, runner: DryRunner) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.runner = runner
@@ -192,12 +194,26 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        outputs = func(*args, **(kwargs or {}))
+        outputs = tree_map_only(torch.Tensor, self._faked, func(*args, **(kwargs or {})))
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor):
                 self.runner.ledger.track(leaf)
-        self.runner.spend(func, args, kwargs or {})
+        self.runner.spend(*_inner(func, args), kwargs or {})
         return outputs
+
+    def _faked(self, value: torch.Tensor) -> torch.Tensor:
+        """The state of a random generator comes out real."""
+        return value if isinstance(value, FakeTensor) else self.runner.mode.from_tensor(value)
+
+
+def _inner(
+    func: Callable[..., Any], args: Sequence[Any]
+) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """The operation that a random generator's state is saved or set for, in a checkpointed program; others as is."""
+    if not isinstance(func, torch._ops.HigherOrderOperator):
+        return func, args
+    index = next(i for i, arg in enumerate(args) if isinstance(arg, torch._ops.OpOverload))
+    return args[index], args[index + 1 :]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,13 @@ from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, HilorePartitioner
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph
-from hilore_planner.peak import StepPeak, Wrapper, capture_wrappers, step_peak
+from hilore_planner.peak import (
+    StepPeak,
+    Wrapper,
+    capture_wrappers,
+    measured_peak_bytes,
+    step_peak,
+)
 from hilore_planner.peak.workspace import MeasuredWorkspaces
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.planning import PlannedRegion, plan_region
@@ -35,6 +41,7 @@ class Planned:
 
     plan: PlacementPlan
     rounds: int
+    compiled: Callable[..., Any]
 
     @property
     def added_ns(self) -> int:
@@ -76,18 +83,42 @@ class Region:
             if not path.exists():
                 compiled(*self.inputs)
                 raise AssertionError("the region was not planned")
-            return Planned(PlacementPlan.load(path), len(rounds))
+            return Planned(PlacementPlan.load(path), len(rounds), compiled)
 
-    def peak(self, plan: PlacementPlan, **options: Any) -> tuple[StepPeak, list[Wrapper]]:
+    def measured_bytes(self, planned: Planned) -> int:
+        """Peak of a warm update on the CPU, what is held around it included; gradients are dropped at its end."""
+
+        def update() -> None:
+            with torch.enable_grad():
+                outputs = planned.compiled(*self.inputs)
+                outputs[0].backward()
+            for value in self.inputs:
+                if isinstance(value, torch.Tensor):
+                    value.grad = None
+
+        update()
+        return self.base_bytes + measured_peak_bytes(update, "cpu").peak_bytes
+
+    def unplanned_peak(self) -> StepPeak:
+        """The dry run of what stock Inductor makes of the region."""
+        with capture_wrappers() as wrappers, torch.enable_grad():
+            compiled = compat.compile_graph(self.gm, self.inputs, {})
+        peak = dry_peak(wrappers)
+        del compiled  # its wrappers go with it
+        return peak
+
+    def peak(self, plan: PlacementPlan, **options: Any) -> StepPeak:
         """The dry run of a given plan's compiled code."""
         with tempfile.TemporaryDirectory() as folder, capture_wrappers() as wrappers:
             path = Path(folder) / "plan.json"
             plan.save(path)
             given = {"memory_cap": plan.problem.memory_cap_bytes, "reserved": 0, "plan": path}
             with torch.enable_grad():
-                hilore(self.gm, self.inputs, options=given | options)
+                compiled = hilore(self.gm, self.inputs, options=given | options)
             hilore.reset()  # type: ignore[attr-defined]
-        return dry_peak(wrappers), wrappers
+        peak = dry_peak(wrappers)
+        del compiled  # its wrappers go with it
+        return peak
 
     def estimated(self, **options: Any) -> Bounds:
         """The smallest cap with a placement and the peak where memory is plentiful, before compiling."""

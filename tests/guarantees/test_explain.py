@@ -88,6 +88,7 @@ def _explained(model: nn.Module) -> tuple[PlacementPlan, Explanation]:
     return plan, explain(plan)
 
 
+@pytest.mark.compat
 @pytest.mark.usefixtures("no_kernels")
 def test_returned_logits_are_alive_all_through_backward() -> None:
     """Case: logits go to the caller, who computes the loss outside of the compiled function."""

@@ -1,0 +1,42 @@
+"""Over a ladder of caps: more memory never costs time, and the compiled code never takes more than the cap."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from hilore_planner.bench.peak import ladder_caps
+from hilore_planner.peak.model import PolicyLoss, Shape
+from tests.guarantees.regions import PLENTY, Planned, Region, capture
+
+pytestmark = pytest.mark.usefixtures("no_kernels")
+
+RUNGS = 7
+
+
+def policy(layers: int) -> Region:
+    """The update of a toy of Qwen2's shape."""
+    return capture(policy_model(layers), torch.randint(512, (2, 128)), torch.rand(2, 128))
+
+
+def policy_model(layers: int) -> PolicyLoss:
+    torch.manual_seed(0)
+    shape = Shape(
+        layers=layers, hidden=96, intermediate=264, heads=4, kv_heads=2,
+        vocabulary=512, batch=2, tokens=128,
+    )  # fmt: skip
+    return PolicyLoss(shape)
+
+
+def test_more_memory_never_costs_time_and_every_cap_is_kept() -> None:
+    region = policy(layers=2)
+    caps = ladder_caps(region.planned(PLENTY).plan, 0.0, RUNGS)
+    # The lowest two are below what fusion makes of the estimate; see the random nets.
+    plans: list[Planned] = [region.planned(cap) for cap in caps[2:]]
+    for cap, planned in zip(caps[2:], plans, strict=True):
+        assert planned.peak_bytes <= cap
+    for tighter, looser in itertools.pairwise(plans):
+        assert tighter.added_ns >= looser.added_ns
+    assert max(planned.rounds for planned in plans) <= 3
