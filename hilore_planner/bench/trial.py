@@ -65,7 +65,7 @@ def try_update(
 
     run()
     run()
-    times_ms = tuple(_time_ms(run, device) for _ in range(repeats))
+    times_ms = tuple(time_ms(run, device) for _ in range(repeats))
     gradient = flat_gradient(model)
     model.zero_grad(set_to_none=True)
     saved_bytes = _saved_bytes(lambda: loss(*inputs), device)
@@ -88,11 +88,12 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def _time_ms(run: Callable[[], None], device: torch.device) -> float:
-    _wait(device)
+def time_ms(run: Callable[[], None], device: torch.device) -> float:
+    """Milliseconds of one run, the device's work included."""
+    wait(device)
     start = time.perf_counter()
     run()
-    _wait(device)
+    wait(device)
     return 1e3 * (time.perf_counter() - start)
 
 
@@ -101,12 +102,13 @@ def _saved_bytes(forward: Callable[[], object], device: torch.device) -> int:
         return cpu_moments(forward)[-1]
     before_bytes = torch.cuda.memory_allocated(device)
     held = forward()
-    _wait(device)
+    wait(device)
     saved_bytes = torch.cuda.memory_allocated(device) - before_bytes
     del held
     return saved_bytes
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until the device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -19,6 +19,7 @@ import torch
 
 from hilore_planner.backend import hilore
 from hilore_planner.bench.setting import Setting, Variant
+from hilore_planner.bench.trial import storage_bytes, time_ms, wait
 from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
 from hilore_planner.passes import compat
 from hilore_planner.peak.measure import measured_peak_bytes
@@ -72,9 +73,7 @@ class Update:
     @property
     def held_bytes(self) -> int:
         """Storages of weights, buffers and batch."""
-        held = [*self.model.parameters(), *self.model.buffers(), *self.batch]
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in held}
-        return sum(storage.nbytes() for storage in storages.values())
+        return storage_bytes([*self.model.parameters(), *self.model.buffers(), *self.batch])
 
     def clear(self) -> None:
         """Drop the gradients, unless the setting accumulates them."""
@@ -116,11 +115,7 @@ def measure(update: Update, device: torch.device) -> dict[str, Any]:
         update.clear()
     times = []
     for _ in range(REPEATS):
-        _synchronize(device)
-        start = time.perf_counter()
-        update.run()
-        _synchronize(device)
-        times.append(1e3 * (time.perf_counter() - start))
+        times.append(time_ms(update.run, device))
         update.clear()
     peaks = []
     for _ in range(WARM_UPS):
@@ -134,11 +129,6 @@ def measure(update: Update, device: torch.device) -> dict[str, Any]:
         "time_ms_max": round(max(times), 3),
         "measured_peak_bytes": max(peaks) + held_bytes,
     }
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _planned(path: Path) -> dict[str, Any]:
@@ -178,7 +168,7 @@ def main() -> None:
             update = Update(setting, variant, device, plan)
             update.run()
             update.clear()
-            _synchronize(device)
+            wait(device)
             row["first_call_seconds"] = round(time.perf_counter() - start, 1)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
