@@ -38,8 +38,8 @@ _plan_files: dict[Path, list[str]] = {}
 
 
 _KEEP_PLACE = {"allow_buffer_reuse": False}
-"""The plan fixes what is alive when: kernels stay in their order, and a dead buffer goes back to the allocator at once
-instead of waiting for another of its size."""
+"""The plan fixes what is alive when: a dead buffer goes back to the allocator at once instead of waiting for another of
+its size."""
 
 
 def hilore(
@@ -92,7 +92,7 @@ def _compile(
         key=_cache_key(gm, inputs, options, around, cap),
         planner=source.planner,
         settings=CutSettings(options.checkpoint_tags, options.head, cap - around.base_bytes),
-        is_given=lambda: source.is_given,
+        is_given=source.is_given,
     ).run()
     if attempt.plan is not None:
         source.write(attempt.plan)
@@ -110,21 +110,18 @@ class PlanSource:
     around: Surroundings
     region: str
     cap_bytes: int
-    _graph: str = ""
     _is_replaced: bool = False
 
-    @property
-    def is_given(self) -> bool:
-        """Whether the user's file decides."""
-        path = self.options.plan
+    def is_given(self, plan: PlacementPlan) -> bool:
+        """Whether a plan of this region is that of the user's file, which :meth:`write` has not made yet."""
+        path = _plan_file(self.options.plan, plan.provenance.fingerprint)
         return path is not None and path.exists() and not self._is_replaced
 
     def planner(self, correction: Correction) -> Planner:
         """What the partitioner calls with a joint graph."""
 
         def plan(joint: JointGraph, head: str) -> PlannedRegion:
-            self._graph = fingerprint(joint)
-            path = _plan_file(self.options.plan, self._graph)
+            path = _plan_file(self.options.plan, fingerprint(joint))
             if path is not None and path.exists() and not self._is_replaced:
                 try:
                     return self._solve(joint, head, correction, PlacementPlan.load(path))
@@ -157,7 +154,7 @@ class PlanSource:
     def write(self, plan: PlacementPlan) -> None:
         """Write the user's plan file, unless the plan came from it."""
         path = _plan_file(self.options.plan, plan.provenance.fingerprint)
-        if path is not None and (self._is_replaced or not path.exists()):
+        if path is not None and not self.is_given(plan):
             plan.save(path)
 
 

@@ -73,8 +73,8 @@ class RegionCompiler:
     key: str
     planner: PlannerOf
     settings: CutSettings
-    is_given: Callable[[], bool]
-    """Whether the plan comes from the user's file: then it is checked, and no other is looked for."""
+    is_given: Callable[[PlacementPlan], bool]
+    """Whether a plan comes from the user's file: then it is checked, and no other is looked for."""
 
     def run(self) -> Attempt:
         """Plan and compile until the peak is under the cap and little room is left.
@@ -98,7 +98,7 @@ class RegionCompiler:
                 last = self._attempt(correction)
             if last.plan is None or last.peak is None:
                 return last
-            if self.is_given():
+            if self.is_given(last.plan):
                 return self._checked(last)
             tried.append(last)
             self._log(len(tried), last)
