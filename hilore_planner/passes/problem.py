@@ -8,6 +8,7 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import accepts, codec_named
 from hilore_planner.passes.cost import Roofline
 from hilore_planner.passes.ops import tensor
+from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
 from hilore_planner.passes.schedule import fixed_bytes
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import CompressedForm, PlacementProblem, Position, Unit
@@ -21,6 +22,7 @@ def build_problem(
     base_bytes: int,
     memory_cap_bytes: int,
     gradient_error: float,
+    risks: RiskModel = FIRST_ORDER,
 ) -> PlacementProblem:
     """Everything the solver needs to know of one region."""
     schedule = graph.schedule
@@ -28,14 +30,20 @@ def build_problem(
     positions = tuple(
         Position(schedule.label(step), fixed_bytes=size) for step, size in enumerate(fixed)
     )
-    units = tuple(_unit(graph, costs, unit, codecs) for unit in graph.units.values())
+    units = tuple(_unit(graph, costs, risks, unit, codecs) for unit in graph.units.values())
     return PlacementProblem(
         units, positions, schedule.first_backward, memory_cap_bytes, gradient_error
     )
 
 
-def _unit(graph: RecoveryGraph, costs: Roofline, unit: RecoveryUnit, codecs: Sequence[str]) -> Unit:
-    forms = tuple(_forms(graph, costs, unit, codecs)) if _compressible(graph, unit) else ()
+def _unit(
+    graph: RecoveryGraph,
+    costs: Roofline,
+    risks: RiskModel,
+    unit: RecoveryUnit,
+    codecs: Sequence[str],
+) -> Unit:
+    forms = tuple(_forms(graph, costs, risks, unit, codecs)) if compressible(graph, unit) else ()
     return Unit(
         name=unit.name,
         kept_bytes=unit.kept_bytes,
@@ -49,13 +57,14 @@ def _unit(graph: RecoveryGraph, costs: Roofline, unit: RecoveryUnit, codecs: Seq
         can_store=unit.can_store,
         can_recompute=unit.can_recompute,
         codecs=forms,
-        inexact_risk=max((form.risk for form in forms), default=0.0),
+        inexact_risk=risks.inexact_risk(unit, [form.codec for form in forms]),
         kind=unit.origin.kind,
         layer=unit.origin.layer,
     )
 
 
-def _compressible(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
+def compressible(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
+    """Whether a smaller copy of a unit may be kept at all."""
     value = tensor(unit.maker)
     return (
         value is not None
@@ -74,7 +83,11 @@ def _is_attention_statistic(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
 
 
 def _forms(
-    graph: RecoveryGraph, costs: Roofline, unit: RecoveryUnit, codecs: Sequence[str]
+    graph: RecoveryGraph,
+    costs: Roofline,
+    risks: RiskModel,
+    unit: RecoveryUnit,
+    codecs: Sequence[str],
 ) -> list[CompressedForm]:
     value = tensor(unit.maker)
     assert value is not None
@@ -90,9 +103,7 @@ def _forms(
                     kept_bytes=kept,
                     encode_ns=costs.encode_ns(graph, unit, kept),
                     decode_ns=costs.decode_ns(unit, kept),
-                    # First-order bound until a unit class is calibrated: an error in one unit is at most the same
-                    # relative error in the whole gradient, and errors of different units add in squares.
-                    risk=codec.relative_error**2,
+                    risk=risks.risk(unit, name),
                 )
             )
     return forms
