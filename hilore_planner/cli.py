@@ -85,12 +85,19 @@ def solve(
     solver_seconds: SolverSeconds = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Solve a plan's problem for another memory cap or gradient error."""
+    """Solve a plan's problem for another memory cap or gradient error.
+
+    Where nothing fits, OUT is written too: solving it for the smallest cap that something fits cannot fail.
+    """
     solved = PlacementPlan.load(plan).solve(
-        memory_cap=memory_cap, gradient_error=gradient_error, solver_seconds=solver_seconds
+        memory_cap=memory_cap,
+        gradient_error=gradient_error,
+        solver_seconds=solver_seconds,
+        must_fit=False,
     )
     if output is not None:
         solved.save(output)
+    solved.require_feasible()
     render = render_plan if output is None else render_figures
     _emit(as_json, lambda: records.plan_record(solved), lambda width: render(solved, width))
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hilore_planner.correction import NO_CORRECTION, Correction
-from hilore_planner.errors import InfeasibleError, PlanFileError, RegionError
+from hilore_planner.errors import InfeasibleError, NoPlacementError, PlanFileError, RegionError
 from hilore_planner.partitioner import CutSettings, HilorePartitioner, Modules, Planner
 from hilore_planner.passes import compat
 from hilore_planner.peak.step import StepPeak, step_peak
@@ -87,7 +87,7 @@ class RegionCompiler:
         while len(tried) < MAX_ROUNDS:
             try:
                 last = self._attempt(correction)
-            except InfeasibleError as error:
+            except NoPlacementError as error:
                 least_bytes = error.smallest_feasible_cap_bytes
                 if not tried or least_bytes is None:
                     raise

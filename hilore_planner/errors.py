@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class HiloreError(Exception):
     """Base of every error this package raises on purpose.
@@ -18,20 +21,35 @@ class PlanFileError(HiloreError):
     """A plan file that cannot be read, is damaged, or belongs to another graph."""
 
 
-class InfeasibleError(HiloreError):
-    """No placement fits the cap.
+class NoPlacementError(HiloreError):
+    """There is no placement for the cap: none exists, or none was found.
 
     Attributes:
-        smallest_feasible_cap_bytes: the smallest cap a placement exists for; None if none does.
+        smallest_feasible_cap_bytes: the smallest cap that a placement was found for; None if for none.
         holding: the units that hold that cap up, largest first.
+        witness: the placement for that cap, by unit; solving for the cap with it as ``warm_start`` cannot fail.
     """
 
     def __init__(
-        self, message: str, *, smallest_feasible_cap_bytes: int | None, holding: tuple[str, ...]
+        self,
+        message: str,
+        *,
+        smallest_feasible_cap_bytes: int | None,
+        holding: tuple[str, ...],
+        witness: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
         self.smallest_feasible_cap_bytes = smallest_feasible_cap_bytes
         self.holding = holding
+        self.witness = witness
+
+
+class InfeasibleError(NoPlacementError):
+    """No placement fits the cap: that is proven."""
+
+
+class SolverLimitError(NoPlacementError):
+    """The time limit passed before any placement was found for the cap, or shown not to exist."""
 
 
 class RegionError(HiloreError):
@@ -48,7 +66,3 @@ class PlacementError(HiloreError):
     def __init__(self, unit: str, reason: str) -> None:
         super().__init__(f"placement of unit {unit!r}: {reason}")
         self.unit = unit
-
-
-class SolverLimitError(HiloreError):
-    """The time limit passed before any placement was found, or shown not to exist."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from hilore_planner import plan_check, plan_diff, plan_file
-from hilore_planner.errors import InfeasibleError, OptionError
+from hilore_planner.errors import InfeasibleError, OptionError, SolverLimitError
 from hilore_planner.options import Options
 from hilore_planner.plan_diff import PlanDiff
 from hilore_planner.sizes import format_bytes, parse_bytes
@@ -125,6 +125,8 @@ class PlacementPlan:
         memory_cap: int | str | None = None,
         gradient_error: float | None = None,
         solver_seconds: float = 10.0,
+        warm_start: Mapping[str, str] | None = None,
+        must_fit: bool = True,
     ) -> Self:
         """The plan of the same program for another cap or another gradient error.
 
@@ -132,19 +134,25 @@ class PlacementPlan:
             memory_cap: bytes, or text such as ``"20GiB"``; None keeps this plan's.
             gradient_error: relative error allowed in the gradient; None keeps this plan's.
             solver_seconds: time limit.
+            warm_start: a placement to start from, such as an error's ``witness``; None: this plan's.
+            must_fit: raise where nothing fits; else the plan says so in its status, and can be solved for the
+                smallest cap that something fits.
 
         Raises:
             OptionError: an unreadable cap or error.
+            PlacementError: a warm start that does not fit the problem.
             InfeasibleError: nothing fits the cap; it has the smallest cap that something fits.
+            SolverLimitError: the time limit passed before it was known whether something does.
         """
         asked = self._at(memory_cap, gradient_error)
         solution = solve(
             asked.problem,
             time_limit_seconds=solver_seconds,
-            warm_start=self.solution.placement or None,
+            warm_start=self._start if warm_start is None else warm_start,
         )
         plan = asked._with(solution)
-        plan.require_feasible()
+        if must_fit:
+            plan.require_feasible()
         return plan
 
     def sweep(
@@ -154,7 +162,7 @@ class PlacementPlan:
         gradient_error: float | None = None,
         solver_seconds: float = 10.0,
     ) -> tuple[Self, ...]:
-        """One plan per cap, in the order given; where nothing fits, its status is infeasible.
+        """One plan per cap, in the order given; where nothing fits, its status says so.
 
         More memory never costs time: a cap's plan is at least as fast as that of any smaller cap.
 
@@ -172,7 +180,7 @@ class PlacementPlan:
             asked.problem,
             sizes,
             time_limit_seconds=solver_seconds,
-            warm_start=self.solution.placement or None,
+            warm_start=self._start,
         )
         return tuple(
             self._at(size, gradient_error)._with(solution)
@@ -184,13 +192,18 @@ class PlacementPlan:
 
         Raises:
             InfeasibleError: nothing fits the plan's cap.
+            SolverLimitError: nothing was found that does, and none ruled out.
         """
-        if self.solution.status == "infeasible":
-            raise InfeasibleError(
-                _infeasible_message(self),
-                smallest_feasible_cap_bytes=self.solution.smallest_feasible_cap_bytes,
-                holding=self.solution.holding,
-            )
+        if self.solution.is_placed:
+            return
+        is_proven = self.solution.status == "infeasible"
+        error = InfeasibleError if is_proven else SolverLimitError
+        raise error(
+            _infeasible_message(self) if is_proven else _undecided_message(self),
+            smallest_feasible_cap_bytes=self.solution.smallest_feasible_cap_bytes,
+            holding=self.solution.holding,
+            witness=self.solution.witness,
+        )
 
     def diff(self, other: PlacementPlan) -> PlanDiff:
         """What changes from this plan to ``other``, unit by unit."""
@@ -213,6 +226,11 @@ class PlacementPlan:
         """The sharpest prediction there is: of the whole plan, else the root of summed risks."""
         known = self.predicted.gradient_error
         return math.sqrt(self.solution.risk) if known is None else known
+
+    @property
+    def _start(self) -> Mapping[str, str] | None:
+        """The placement that another solve starts from."""
+        return self.solution.placement or self.solution.witness or None
 
     def _at(self, memory_cap: int | str | None, gradient_error: float | None) -> Self:
         """This plan's problem under another cap or error, with no solution of its own yet."""
@@ -237,7 +255,7 @@ class PlacementPlan:
         time_ns = self.predicted.time_ns
         if time_ns is not None:
             time_ns += solution.objective_ns - self.solution.objective_ns
-        known = "infeasible" not in (solution.status, self.solution.status)
+        known = solution.is_placed and self.solution.is_placed
         predicted = Figures(time_ns=time_ns if known else None)
         return replace(self, solution=solution, predicted=predicted, measured=Figures())
 
@@ -252,4 +270,15 @@ def _infeasible_message(plan: PlacementPlan) -> str:
     return (
         f"nothing fits memory_cap {cap} in {plan.region!r}: the smallest feasible one is {least_bytes} bytes "
         f"({format_bytes(least_bytes)}){held}; raise memory_cap, or shrink the microbatch"
+    )
+
+
+def _undecided_message(plan: PlacementPlan) -> str:
+    solution = plan.solution
+    least_bytes = solution.smallest_feasible_cap_bytes
+    least = "" if least_bytes is None else f" (one that something fits is {least_bytes} bytes)"
+    return (
+        f"memory_cap {format_bytes(plan.problem.memory_cap_bytes)} in {plan.region!r}: after "
+        f"{solution.solver_seconds:.1f} s nothing was found that fits, and nothing shows that none can; raise "
+        f"memory_cap{least} or solver_seconds"
     )

@@ -114,11 +114,27 @@ def _negative(record: object, *fields: str) -> Iterator[str]:
             yield f"{field} is {value}; accepted: 0 or above"
 
 
+def _witness_complaints(problem: PlacementProblem, solution: Solution) -> Iterator[str]:
+    if not solution.witness:
+        return
+    try:
+        peak_bytes = replay(problem, solution.witness).peak_bytes
+    except PlacementError as error:
+        yield f"witness: {error}"
+        return
+    if peak_bytes != solution.smallest_feasible_cap_bytes:
+        yield (
+            "the solution says smallest_feasible_cap_bytes is "
+            f"{solution.smallest_feasible_cap_bytes}, but its witness gives {peak_bytes}"
+        )
+
+
 def _solution_complaints(problem: PlacementProblem, solution: Solution) -> Iterator[str]:
     """Carries the placement out and compares with what the solution says of it."""
-    if solution.status == "infeasible":
+    if not solution.is_placed:
         if solution.placement:
-            yield "status is infeasible, but there is a placement"
+            yield f"status is {solution.status}, but there is a placement"
+        yield from _witness_complaints(problem, solution)
         return
     try:
         found = replay(problem, solution.placement)

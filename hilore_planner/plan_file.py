@@ -31,6 +31,7 @@ _SPREAD = frozenset(
         "$.provenance.options",
         "$.solution",
         "$.solution.placement",
+        "$.solution.witness",
         "$.sources",
     }
 )

@@ -149,6 +149,17 @@ def test_a_cap_that_nothing_fits_says_the_smallest_that_does(hilore: Run, plan: 
     assert hilore("solve", plan, "--memory-cap", int(smallest) - 1).code == 1
 
 
+def test_the_file_of_a_cap_that_nothing_fits_leads_to_the_smallest_that_does(
+    hilore: Run, plan: Path, tmp_path: Path
+) -> None:
+    refused = tmp_path / "refused.json"
+    result = hilore("solve", plan, "--memory-cap", "100MiB", "-o", refused)
+    assert result.code == 1
+    smallest = result.err.split("the smallest feasible one is ")[1].split()[0]
+    quick = ("--memory-cap", smallest, "--solver-seconds", 0.001)
+    assert hilore("solve", refused, *quick).code == 0
+
+
 def test_sweep_never_costs_time_for_more_memory(hilore: Run, plan: Path) -> None:
     arguments = ("sweep", plan, "--caps", "100MiB:1100MiB:200MiB")
     text = hilore(*arguments).out

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from hilore_planner.errors import InfeasibleError, OptionError
+from hilore_planner.errors import InfeasibleError, OptionError, PlanFileError, SolverLimitError
 from hilore_planner.plan import Figures, PlacementPlan
 from hilore_planner.solvers import replay
 from tests.plan_cases import MIB, toy_plan
@@ -43,9 +44,36 @@ def test_a_cap_too_small_carries_the_smallest() -> None:
         plan.solve(memory_cap="10MiB")
     smallest = error.value.smallest_feasible_cap_bytes
     assert smallest is not None
-    _holds(plan.solve(memory_cap=smallest))
+    _holds(plan.solve(memory_cap=smallest, warm_start=error.value.witness, solver_seconds=1e-3))
     with pytest.raises(InfeasibleError):
-        plan.solve(memory_cap=smallest - 1)
+        plan.solve(memory_cap=smallest - 1, solver_seconds=600.0)
+
+
+def test_a_plan_that_nothing_fits_is_solved_for_the_smallest_cap_without_time(
+    tmp_path: Path,
+) -> None:
+    refused = toy_plan(layers=8).solve(memory_cap="10MiB", must_fit=False)
+    assert refused.solution.status == "infeasible"
+    refused.save(tmp_path / "refused.json")
+    loaded = PlacementPlan.load(tmp_path / "refused.json")
+    smallest = loaded.solution.smallest_feasible_cap_bytes
+    _holds(loaded.solve(memory_cap=smallest, solver_seconds=1e-3))
+
+
+def test_a_witness_of_another_peak_is_refused(tmp_path: Path) -> None:
+    refused = toy_plan(layers=8).solve(memory_cap="10MiB", must_fit=False)
+    wrong = replace(refused.solution, smallest_feasible_cap_bytes=MIB)
+    with pytest.raises(PlanFileError, match="its witness gives"):
+        replace(refused, solution=wrong).save(tmp_path / "refused.json")
+
+
+def test_what_is_neither_found_nor_ruled_out_is_not_called_infeasible() -> None:
+    refused = toy_plan(layers=8).solve(memory_cap="10MiB", must_fit=False)
+    undecided = replace(refused, solution=replace(refused.solution, status="undecided"))
+    with pytest.raises(SolverLimitError, match=r"nothing was found that fits.*solver_seconds") as e:
+        undecided.require_feasible()
+    assert str(e.value.smallest_feasible_cap_bytes) in str(e.value)
+    assert e.value.witness == refused.solution.witness
 
 
 def test_sweep_keeps_the_order_of_its_caps_and_never_slows_with_memory() -> None:

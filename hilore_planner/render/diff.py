@@ -45,7 +45,7 @@ def _figures(plans: PlanDiff) -> Iterator[Line]:
         yield Line(("region", before.region, after.region, ""))
     cap, cap_after = before.problem.memory_cap_bytes, after.problem.memory_cap_bytes
     yield Line(("cap", format_bytes(cap), format_bytes(cap_after), _bytes(cap_after - cap)))
-    if "infeasible" in (before.solution.status, after.solution.status):
+    if not (before.solution.is_placed and after.solution.is_placed):
         yield Line(("status", before.solution.status, after.solution.status, ""))
         return
     for name, old, new in (

@@ -53,7 +53,7 @@ def _memory_facts(plan: PlacementPlan) -> list[Fact]:
     problem, solution = plan.problem, plan.solution
     cap_bytes = problem.memory_cap_bytes
     facts: list[Fact] = [("cap", format_bytes(cap_bytes), "")]
-    if solution.status == "infeasible":
+    if not solution.is_placed:
         least = solution.smallest_feasible_cap_bytes
         if least is not None:
             held = f"held up by {', '.join(solution.holding)}" if solution.holding else ""
@@ -77,7 +77,7 @@ def _time_facts(plan: PlacementPlan) -> list[Fact]:
         facts.append(("predicted time", format_ns(plan.predicted.time_ns), "of one update"))
     if plan.measured.time_ns is not None:
         facts.append(("measured time", format_ns(plan.measured.time_ns), "of one update"))
-    if plan.solution.status != "infeasible":
+    if plan.solution.is_placed:
         remark = "to keep, compress and recompute"
         facts.append(("added time", format_ns(plan.solution.objective_ns), remark))
     return facts
@@ -87,7 +87,7 @@ def _error_facts(plan: PlacementPlan) -> list[Fact]:
     budget = plan.problem.gradient_error
     allowed = f"at most {budget:g} allowed" if budget else "exact"
     facts: list[Fact] = []
-    if plan.solution.status != "infeasible":
+    if plan.solution.is_placed:
         error = plan.predicted_gradient_error
         facts.append(("gradient error", f"{error:.3g}", f"predicted, relative; {allowed}"))
     if plan.measured.gradient_error is not None:
@@ -98,7 +98,7 @@ def _error_facts(plan: PlacementPlan) -> list[Fact]:
 def _solver_fact(plan: PlacementPlan) -> Fact:
     solution = plan.solution
     took = f"{solution.engine}, {solution.solver_seconds:.2f} s"
-    if solution.status == "infeasible":
+    if not solution.is_placed:
         return ("solver", solution.status, took)
     quality = f"bound {format_ns(solution.bound_ns)}, gap {solution.gap:.2%}"
     return ("solver", solution.status, f"{quality}, {took}")

@@ -20,7 +20,7 @@ def plan_record(plan: PlacementPlan) -> Record:
 def figures(plan: PlacementPlan) -> Record:
     """The figures of a plan; sizes in bytes, times in nanoseconds, errors relative."""
     solution = plan.solution
-    solved = solution.status != "infeasible"
+    solved = solution.is_placed
     return {
         "region": plan.region,
         "status": solution.status,

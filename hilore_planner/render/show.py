@@ -55,7 +55,7 @@ def show(plan: PlacementPlan, width: int, *, everything: bool = False) -> list[T
         everything: list small units that are stored in any case, too.
     """
     lines = header(plan, width)
-    if plan.solution.status == "infeasible":
+    if not plan.solution.is_placed:
         return lines
     listed = [unit for unit in plan.problem.units if everything or not _is_minor(plan, unit)]
     sections = fold(_unit_rows(plan, listed))

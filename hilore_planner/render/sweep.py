@@ -20,7 +20,7 @@ _COLUMNS = (
     Column("gap", right=True, give_way=1),
     Column("solver", right=True, give_way=3),
 )
-_STYLES = {"optimal": "green", "feasible": "yellow", "infeasible": "red"}
+_STYLES = {"optimal": "green", "feasible": "yellow", "infeasible": "red", "undecided": "red"}
 
 
 def sweep(plans: Sequence[PlacementPlan], width: int) -> list[Text]:
@@ -41,7 +41,7 @@ def _lines(plans: Sequence[PlacementPlan]) -> Iterator[Line]:
     for plan in plans:
         solution = plan.solution
         figures = ("-",) * 5
-        if solution.status != "infeasible":
+        if solution.is_placed:
             figures = (
                 format_bytes(plan.predicted_peak_bytes),
                 format_bytes(solution.saved_bytes),

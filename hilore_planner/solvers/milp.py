@@ -40,13 +40,14 @@ def solve(
             also what ``"milp"`` falls back on at the time limit.
 
     Returns:
-        A solution; ``"infeasible"`` if no placement fits the cap, with the smallest cap that one
-        was found for. Its gap is then that cap's: below ``(1 - gap)`` of it nothing can fit.
+        A solution; ``"infeasible"`` if no placement fits the cap, and ``"undecided"`` if the time
+        limit passed before one was found or ruled out: both with the smallest cap that a placement
+        was found for, and that placement. The gap is then that cap's: below ``(1 - gap)`` of it
+        nothing can fit.
 
     Raises:
         OptionError: for an unknown engine.
         PlacementError: for a warm start that does not fit the problem.
-        SolverLimitError: the limit passed with no placement found, and none ruled out.
     """
     check_engine(engine)
     structure = analyse(problem)

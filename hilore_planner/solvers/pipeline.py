@@ -6,14 +6,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hilore_planner.errors import SolverLimitError
 from hilore_planner.solvers.candidate import Candidate
 from hilore_planner.solvers.fold import fold
 from hilore_planner.solvers.linear import LinearResult, solve_linear
 from hilore_planner.solvers.problem import Bytes, Nanoseconds, Solution
 from hilore_planner.solvers.program import Program, read_placement
 from hilore_planner.solvers.refinement import Refinement
-from hilore_planner.solvers.repair import repair
+from hilore_planner.solvers.repair import into_budget, repair
 from hilore_planner.solvers.search import (
     Found,
     LeastPeak,
@@ -66,13 +65,24 @@ class Search:
         fixed_bytes = max((position.fixed_bytes for position in positions), default=0)
         # A tenth of the gap; below one byte, and so exact, where that is less.
         goal = LeastPeak(max(0.1 * limits.relative_gap * fixed_bytes, 0.4))
-        best: Candidate | None = None
+        program = goal.program(self.structure, self.refinement)
+        relaxed = solve_linear(program.model, relaxed=True)
+        if relaxed.outcome == "infeasible":
+            return Found(None, 0, infeasible=True)
+        best = into_budget(self.structure, read_placement(program.variables, relaxed.values))
+        is_fenced = False
         for layers in _FENCES:
             fenced = self.refinement.fenced(self.structure.fences(layers))
             if fenced.fences:
                 best = search(goal, self.structure, fenced, limits.part(_SHARE), best).best
-        rest = limits if best is None else limits.part(_FLOOR_SHARE)
-        return search(goal, self.structure, self.refinement, rest, best)
+                is_fenced = True
+        rest = limits.part(_FLOOR_SHARE) if is_fenced and best is not None else limits
+        found = search(goal, self.structure, self.refinement, rest, best)
+        return replace(found, bound=max(found.bound, goal.bound(program, relaxed)))
+
+    def either(self, cap_bytes: Bytes, limits: Limits) -> Found:
+        """A placement under a cap, or the proof that there is none, if time allows."""
+        return search(LeastTime(cap_bytes), self.structure, self.refinement, limits)
 
     def _first(self, goal: LeastTime, limits: Limits, start: Candidate | None) -> Found:
         """One round; with lossy forms only as far as the folded program's bound is good for.
@@ -157,33 +167,37 @@ def solve_cap(
     """Solve for one cap, from ``start`` if that fits, with a ``floor`` if that is known.
 
     Every search has a refinement of its own: what one needs would only slow another down.
-
-    Raises:
-        SolverLimitError: the limit passed with no placement found, and none ruled out.
     """
     started = time.monotonic()
     searched = Search(structure, start_refinement(structure), engine)
-    if start is not None and not start.fits(structure, cap_bytes):
-        start = None
-    bound_ns = 0
-    if floor is None or start is not None:
+    starts = [start, floor.best if floor is not None else None]
+    start = next((each for each in starts if each and each.fits(structure, cap_bytes)), None)
+    found = Found(None, 0, infeasible=floor is not None and floor.excludes(cap_bytes))
+    if not found.infeasible:
         found = searched.least_time(cap_bytes, limits, start)
-        bound_ns = found.bound
-        if found.best is not None:
-            solution = _solution(searched, found.best, bound_ns, limits, started)
-            return Answer(solution, found.best, floor)
-    if floor is None:
-        floor = Search(structure, start_refinement(structure), engine).least_peak(limits)
-    if floor.best is None and not floor.infeasible:
-        raise SolverLimitError(
-            f"memory cap {cap_bytes} bytes: the time limit passed with no placement found, and "
-            "none ruled out; allow more time"
+    if found.best is None:
+        floor = floor or Search(structure, start_refinement(structure), engine).least_peak(limits)
+        found = _decided(searched, cap_bytes, limits, found, floor)
+    if found.best is not None:
+        return Answer(
+            _solution(searched, found.best, found.bound, limits, started), found.best, floor
         )
-    if floor.best is None or not floor.best.fits(structure, cap_bytes):
-        return Answer(_infeasible(searched, floor, started), None, floor)
-    found = searched.least_time(cap_bytes, limits, floor.best)
-    best, bound_ns = found.best or floor.best, max(bound_ns, found.bound)
-    return Answer(_solution(searched, best, bound_ns, limits, started), best, floor)
+    assert floor is not None  # nothing was found above
+    if found.infeasible:
+        floor = replace(floor, bound=max(floor.bound, cap_bytes + 1))
+    return Answer(_unplaced(searched, found, floor, started), None, floor)
+
+
+def _decided(
+    searched: Search, cap_bytes: Bytes, limits: Limits, found: Found, floor: Found
+) -> Found:
+    """A placement from the least peak's, a proof that there is none, or else a longer search."""
+    if floor.best is not None and floor.best.fits(searched.structure, cap_bytes):
+        again = searched.least_time(cap_bytes, limits, floor.best)
+        return replace(again, bound=max(found.bound, again.bound))
+    if found.infeasible or floor.excludes(cap_bytes):
+        return Found(None, 0, infeasible=True)
+    return searched.either(cap_bytes, limits)
 
 
 def _solution(
@@ -207,10 +221,10 @@ def _solution(
     )
 
 
-def _infeasible(searched: Search, floor: Found, started: float) -> Solution:
+def _unplaced(searched: Search, found: Found, floor: Found, started: float) -> Solution:
     least_bytes = None if floor.best is None else floor.best.replay.peak_bytes
     return Solution(
-        status="infeasible",
+        status="infeasible" if found.infeasible else "undecided",
         engine=searched.engine,
         placement={},
         objective_ns=0,
@@ -223,6 +237,7 @@ def _infeasible(searched: Search, floor: Found, started: float) -> Solution:
         risk=0.0,
         smallest_feasible_cap_bytes=least_bytes,
         holding=_holding(searched.structure, floor.best),
+        witness={} if floor.best is None else floor.best.placement,
     )
 
 

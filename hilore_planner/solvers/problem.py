@@ -26,13 +26,14 @@ Units: bytes and nanoseconds are integers; risk is in parts of the squared gradi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Bytes = int
 Nanoseconds = int
 PositionIndex = int
-Status = Literal["optimal", "feasible", "infeasible"]
+Status = Literal["optimal", "feasible", "infeasible", "undecided"]
+"""``undecided``: the time limit passed with no placement found, and none ruled out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +103,10 @@ class Solution:
     """A placement and what is known of its quality.
 
     ``placement`` maps a unit's name to ``"store"``, ``"recompute"`` or ``"compress:CODEC"``; units
-    that are not at hand in backward are absent. ``infeasible`` is a status: then the placement is
-    empty, and the smallest cap that a placement was found for and the units that hold it up are
-    given; ``gap`` is that cap's: none exists below ``(1 - gap)`` of it.
+    that are not at hand in backward are absent. ``infeasible``, which is proven, and ``undecided``
+    are statuses: then the placement is empty, and the smallest cap that a placement was found for,
+    that placement (``witness``) and the units that hold it up are given; ``gap`` is that cap's:
+    none exists below ``(1 - gap)`` of it. Solving for that cap from the witness cannot fail.
     """
 
     status: Status
@@ -120,4 +122,12 @@ class Solution:
     """Kept from forward to backward: stored and compressed copies."""
     risk: float
     smallest_feasible_cap_bytes: Bytes | None = None
+    """None where no cap would do, or none was found that does."""
     holding: tuple[str, ...] = ()
+    witness: dict[str, str] = field(default_factory=dict)
+    """The placement whose peak is ``smallest_feasible_cap_bytes``."""
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has a placement."""
+        return self.status in ("optimal", "feasible")

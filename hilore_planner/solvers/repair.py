@@ -79,7 +79,7 @@ def repair(
     Returns:
         The repaired placement, or None if none was found.
     """
-    state = _into_budget(structure, _try(structure, complete(structure, placement)))
+    state = _budgeted(structure, placement)
     for _ in range(steps):
         if state.made.fits(structure, cap_bytes):
             return _fill(structure, state, cap_bytes).made
@@ -90,8 +90,15 @@ def repair(
     return None
 
 
-def _into_budget(structure: Structure, state: _State) -> _State:
+def into_budget(structure: Structure, placement: dict[str, str]) -> Candidate | None:
+    """A placement in the risk budget near ``placement``, or None if none was found."""
+    made = _budgeted(structure, placement).made
+    return made if made.in_budget(structure) else None
+
+
+def _budgeted(structure: Structure, placement: dict[str, str]) -> _State:
     """Give up compressed copies, the riskiest first, until the risk is in its budget."""
+    state = _try(structure, complete(structure, placement))
     risks = {
         (unit.name, compress_action(form.codec)): form.risk
         for unit, forms in zip(structure.problem.units, structure.forms, strict=True)

@@ -58,6 +58,10 @@ class Found:
     infeasible: bool = False
     """No placement satisfies the rows at all."""
 
+    def excludes(self, cap_bytes: Bytes) -> bool:
+        """Whether it proves, being of the least peak, that nothing fits the cap."""
+        return self.infeasible or self.bound > cap_bytes
+
 
 class Goal(Protocol):
     """What a search minimises."""

@@ -42,7 +42,6 @@ def sweep(
     Raises:
         OptionError: for an unknown engine.
         PlacementError: for a warm start that does not fit the problem.
-        SolverLimitError: the limit passed with no placement found, and none ruled out.
     """
     check_engine(engine)
     structure = analyse(problem)
@@ -69,7 +68,7 @@ def _carry_bounds(solutions: dict[Bytes, Solution], relative_gap: float) -> None
     bound_ns = 0
     for cap_bytes in sorted(solutions, reverse=True):
         solution = solutions[cap_bytes]
-        if solution.status == "infeasible":
+        if not solution.is_placed:
             continue
         bound_ns = max(bound_ns, solution.bound_ns)
         objective_ns = solution.objective_ns

@@ -43,7 +43,7 @@ def solved(units: list[Unit], fixed_bytes: list[int], cap: int, error: float = 0
     """One forward position, then backward."""
     positions = tuple(Position(f"p{k}", size) for k, size in enumerate(fixed_bytes))
     problem = PlacementProblem(tuple(units), positions, 1, cap, error)
-    found = solve(problem, relative_gap=0.0)
+    found = solve(problem, relative_gap=0.0, time_limit_seconds=600.0)
     assert found.status == "optimal"
     assert replay(problem, found.placement).peak_bytes <= cap
     return found

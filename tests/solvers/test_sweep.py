@@ -20,7 +20,8 @@ from tests.solvers.strategies import layered_problems, problems
 def test_every_cap_is_as_solved_alone(problem: PlacementProblem) -> None:
     cap = problem.memory_cap_bytes
     caps = (cap + 5, cap // 2, cap, cap)
-    for at, found in zip(caps, sweep(problem, caps, relative_gap=0.0), strict=True):
+    swept = sweep(problem, caps, relative_gap=0.0, time_limit_seconds=600.0)
+    for at, found in zip(caps, swept, strict=True):
         best = truth(dataclasses.replace(problem, memory_cap_bytes=at))
         if best.least_time_ns is None:
             assert found.status == "infeasible"
@@ -33,7 +34,7 @@ def test_every_cap_is_as_solved_alone(problem: PlacementProblem) -> None:
 def test_more_memory_never_costs_time() -> None:
     problem = transformer(Shape(layers=6), cap_bytes=0)
     caps = [GIB * eighths // 8 for eighths in range(100, 200, 8)]
-    found = sweep(problem, caps, relative_gap=0.05)
+    found = sweep(problem, caps, relative_gap=0.05, time_limit_seconds=600.0)
     assert found[0].status == "infeasible"
     least = found[0].smallest_feasible_cap_bytes
     assert least is not None
@@ -64,6 +65,6 @@ def test_a_warm_start_that_fits_late_does_not_hide_the_caps_below() -> None:
     problem = transformer(Shape(layers=4), cap_bytes=10**3 * GIB)
     start = solve(problem).placement
     caps = [GIB * sixths // 6 for sixths in range(90, 110, 2)]
-    found = sweep(problem, caps, warm_start=start, relative_gap=0.2)
+    found = sweep(problem, caps, warm_start=start, relative_gap=0.2, time_limit_seconds=600.0)
     for smaller, larger in pairwise(s for s in found if s.status != "infeasible"):
         assert larger.objective_ns <= smaller.objective_ns
