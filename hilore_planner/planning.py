@@ -14,7 +14,6 @@ from hilore_planner.options import Options
 from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import source_line
 from hilore_planner.passes.cost import Roofline
-from hilore_planner.passes.devices import profile_of
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import op_name, tensor
 from hilore_planner.passes.problem import build_problem
@@ -68,7 +67,7 @@ def plan_region(
     """
     schedule = build_schedule(joint)
     graph = build_units(joint, schedule)
-    costs = Roofline(profile_of(surroundings.device))
+    costs = Roofline(surroundings.profile)
     problem = build_problem(
         graph,
         costs,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hilore_planner.passes.devices import DeviceProfile, profile_of
 from hilore_planner.peak.measure import external_memory
 from hilore_planner.sizes import format_bytes
 
@@ -39,6 +40,7 @@ class Surroundings:
         usable_bytes: of it, what this process may use: free now, or already in its allocator.
         base_bytes: allocated now and for the whole update: weights, inputs, gradients and optimizer state that exist.
         pending_optimizer_bytes: optimizer state that the first step will make.
+        profile: the device's rates.
         base_parts: what ``base_bytes`` are made of, by name.
     """
 
@@ -48,6 +50,7 @@ class Surroundings:
     usable_bytes: int
     base_bytes: int
     pending_optimizer_bytes: int
+    profile: DeviceProfile
     base_parts: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -70,7 +73,7 @@ def surroundings(inputs: Sequence[Any]) -> Surroundings:
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
     pending = pending_optimizer_bytes(device)
-    parts = _parts(tensors, device)
+    parts, profile = base_parts(tensors, device), profile_of(device)
     if device.type == "cuda":
         _make_library_workspaces(device)
         free, total = torch.cuda.mem_get_info(device)
@@ -78,13 +81,15 @@ def surroundings(inputs: Sequence[Any]) -> Surroundings:
         name, base = torch.cuda.get_device_name(device), torch.cuda.memory_allocated(device)
         parts["others"] = max(0, base - sum(parts.values()))
         _log_device(device)
-        return Surroundings(device, name, total, usable, base, pending, tuple(parts.items()))
+        return Surroundings(
+            device, name, total, usable, base, pending, profile, tuple(parts.items())
+        )
     page = os.sysconf("SC_PAGE_SIZE")
     total = page * os.sysconf("SC_PHYS_PAGES")
     usable = page * os.sysconf("SC_AVPHYS_PAGES")
     del parts["optimizer state"]  # outside of the region, and not seen on the CPU
     base = sum(parts.values())
-    return Surroundings(device, "cpu", total, usable, base, pending, tuple(parts.items()))
+    return Surroundings(device, "cpu", total, usable, base, pending, profile, tuple(parts.items()))
 
 
 def _make_library_workspaces(device: torch.device) -> None:
@@ -106,7 +111,7 @@ def _log_device(device: torch.device) -> None:
     )
 
 
-def _parts(tensors: Sequence[torch.Tensor], device: torch.device) -> dict[str, int]:
+def base_parts(tensors: Sequence[torch.Tensor], device: torch.device) -> dict[str, int]:
     """Bytes of the inputs' storages, of gradients they already have, and of optimizer state that exists."""
     tensors = [value for value in tensors if value.device == device]
     leaves = [value for value in tensors if value.is_leaf and value.requires_grad]
