@@ -44,6 +44,10 @@ class NoPlacementError(HiloreError):
         self.witness = witness
 
 
+class ProfileError(HiloreError):
+    """A risk profile that cannot be read, or does not cover what is asked of it."""
+
+
 class InfeasibleError(NoPlacementError):
     """No placement fits the cap: that is proven."""
 

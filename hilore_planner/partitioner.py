@@ -84,15 +84,10 @@ class HilorePartitioner(compat.CustomPartitionerFn):
     def _cut(
         self, gm: torch.fx.GraphModule, num_forward_outputs: int, static: tuple[int, ...]
     ) -> Modules:
-        tags = clean(gm, self._settings.checkpoint_tags)
-        normalise_head(gm)
-        head = choose_head(gm, self._settings.head, self._settings.room_bytes)
-        if head.site is not None and head.chunks:
-            rewrite_head(gm, head.site, head.chunks)
-        joint = describe(
-            gm, tags, num_forward_outputs=num_forward_outputs, static_input_indices=static
+        joint, head = prepare(
+            gm, self._settings, num_forward_outputs=num_forward_outputs, static_input_indices=static
         )
-        self.planned = self._plan(joint, str(head))
+        self.planned = self._plan(joint, head)
         saved = Rewriter(self.planned.graph, self.planned.plan.solution.placement).run()
         self.graphs = compat.extract_forward_backward(
             gm,
@@ -105,6 +100,25 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         for graph in self.graphs:
             keep_order(graph, crowded)
         return self.graphs
+
+
+def prepare(
+    gm: torch.fx.GraphModule,
+    settings: CutSettings,
+    *,
+    num_forward_outputs: int,
+    static_input_indices: Sequence[int],
+) -> tuple[JointGraph, str]:
+    """Clean a joint graph and cut its head, in place; also returns what was done to the head."""
+    tags = clean(gm, settings.checkpoint_tags)
+    normalise_head(gm)
+    head = choose_head(gm, settings.head, settings.room_bytes)
+    if head.site is not None and head.chunks:
+        rewrite_head(gm, head.site, head.chunks)
+    joint = describe(
+        gm, tags, num_forward_outputs=num_forward_outputs, static_input_indices=static_input_indices
+    )
+    return joint, str(head)
 
 
 _CROWDED = 0.15
