@@ -24,6 +24,7 @@ from hilore_planner.solvers.variables import (
     STORE,
     Variables,
     compress_action,
+    lossy_actions,
     rebuilds,
 )
 
@@ -99,14 +100,15 @@ def add_risk(model: LinearModel, variables: Variables) -> None:
     if structure.risk_budget <= 0.0:
         return
     terms: list[Term] = []
-    for u, unit in enumerate(structure.problem.units):
-        if not structure.needed(u):
+    for u, actions in enumerate(variables.actions):
+        if not actions:
             continue
         for form in structure.forms[u]:
-            column = variables.actions[u][compress_action(form.codec)]
+            column = actions[compress_action(form.codec)]
             terms.append((column, form.risk / structure.risk_budget))
         if u in variables.inexact:
-            terms.append((variables.inexact[u], unit.inexact_risk / structure.risk_budget))
+            risk = structure.problem.units[u].inexact_risk
+            terms.append((variables.inexact[u], risk / structure.risk_budget))
     model.row("risk[]", terms, upper=1.0 - variables.refinement.guard_risk)
 
 
@@ -120,11 +122,7 @@ def add_inexactness(model: LinearModel, variables: Variables) -> None:
         for p in structure.parents[u]:
             if not structure.tainted[p]:
                 continue
-            source = [
-                variables.actions[p][compress_action(form.codec)]
-                for form in structure.forms[p]
-                if form.risk > 0
-            ]
+            source = [variables.actions[p][action] for action in lossy_actions(structure, p)]
             if p in variables.inexact:
                 source.append(variables.inexact[p])
             terms = [*_sum(source), (variables.actions[u][RECOMPUTE], 1.0), (column, -1.0)]

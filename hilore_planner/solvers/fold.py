@@ -1,147 +1,226 @@
-"""A lower bound from the program folded over its equal columns.
+"""The program folded over classes of equal units: a bound, and placements that mostly attain it.
 
-Equal layers give a program with many columns that could change places. Folding adds up each class
-of them into one integer column, the count, and the rows between classes into one row: what is left
-has the size of a layer and solves in milliseconds. Every solution of the program gives one of the
-folded program, so the folded optimum is a bound; and since counts are whole, it is far above the LP
-relaxation's where layers are traded against a cap.
+Units that differ only in their layer could change places in the program. Each class of them becomes
+one unit whose actions are counts: how many are stored, how many recomputed. What is left has the
+size of a layer and solves in milliseconds. Every placement gives counts that satisfy the folded
+rows, so the folded optimum is a bound; and since counts are whole, it is far above the LP
+relaxation's where layers are traded against a cap. Dealt out to the layers again, the counts are
+mostly those of a placement that takes the same time.
 
 Classes come from colour refinement (Grohe et al., Dimension Reduction via Colour Refinement, 2014),
-blind to the rows that chain layer to layer; where a row treats the members of a class differently,
-it is relaxed to what holds for their sum.
+blind to the rows (5) that chain layer to layer: of those only what holds for their sum is kept.
+Breaks and tails are left out, as in the program before it is refined.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from hilore_planner.solvers.linear import Column, LinearModel
+from hilore_planner.solvers.linear import LinearModel, Term
+from hilore_planner.solvers.problem import Bytes, PositionIndex
+from hilore_planner.solvers.program import Program, budgeted_program
+from hilore_planner.solvers.refinement import Refinement
+from hilore_planner.solvers.structure import Structure
+from hilore_planner.solvers.variables import (
+    RECOMPUTE,
+    STORE,
+    Variables,
+    add_actions,
+    add_inexact,
+    inexactly_rebuilt,
+    lossy_actions,
+)
 
-_SHARED = ("peak", "risk")
-"""Families of rows that have columns of all layers: each stays a row of its own."""
+Members = Mapping[int, tuple[int, ...]]
+"""Units of each class, ascending, by its first."""
 
-_CHAINING = ("inexactness",)
-"""Families of rows that join a layer to the next."""
-
-Row = int
-Colour = int
-
-
-def fold(model: LinearModel, labels: Mapping[Column, Hashable]) -> LinearModel:
-    """The folded program: its optimum is at most that of ``model``.
-
-    Args:
-        model: the program.
-        labels: what each column is about; columns of different labels are never added up.
-    """
-    rows = _rows(model)
-    colours = _colours(model, rows, labels)
-    members: dict[Colour, list[Column]] = defaultdict(list)
-    for column, colour in enumerate(colours):
-        members[colour].append(column)
-    folded = LinearModel()
-    for colour in range(len(members)):
-        first = members[colour][0]
-        folded.column(
-            model.column_names[first],
-            upper=sum(model.column_upper[column] for column in members[colour]),
-            integer=model.column_integer[first],
-            cost=model.cost[first],
-        )
-    for group in _row_groups(model, rows, colours):
-        _add_folded(folded, model, members, [(row, rows[row]) for row in group], colours)
-    return folded
+Edge = tuple[int, int]
+"""A unit and one of its parents."""
 
 
-def _rows(model: LinearModel) -> dict[Row, dict[Column, float]]:
-    rows: dict[Row, dict[Column, float]] = {row: {} for row in range(len(model.row_names))}
-    for row, column, value in model.entries:
-        rows[row][column] = value
-    return rows
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The folded program: the columns of a class are its first unit's, and are counts."""
+
+    program: Program
+    members: Members
+
+    def dealt(self, values: Sequence[float]) -> Iterator[dict[str, str]]:
+        """Actions by unit that have the counts in ``values``, one for each way to deal them out.
+
+        Every class is dealt from the same end, so that what is recomputed lies with what it is
+        recomputed from, and far from copies that would make it inexact.
+        """
+        for order in (_copies_first, _copies_second):
+            for is_reversed in (False, True):
+                yield self._deal(values, order, is_reversed)
+
+    def _deal(
+        self, values: Sequence[float], order: Callable[[str], int], is_reversed: bool
+    ) -> dict[str, str]:
+        units = self.program.variables.structure.problem.units
+        choice: dict[str, str] = {}
+        for first, members in self.members.items():
+            actions = self.program.variables.actions[first]
+            counts = {action: round(values[column]) for action, column in actions.items()}
+            hand = [action for action in sorted(actions, key=order) for _ in range(counts[action])]
+            layers = members[::-1] if is_reversed else members
+            # The last are at hand: those that read them are recomputed last, too.
+            at_hand = layers[max(len(layers) - len(hand), 0) :]
+            choice |= {units[u].name: a for u, a in zip(at_hand, hand, strict=False)}
+        return choice
 
 
-def _family(model: LinearModel, row: Row) -> str:
-    return model.row_names[row].partition("[")[0]
+def _copies_first(action: str) -> int:
+    return {STORE: 1, RECOMPUTE: 2}.get(action, 0)
 
 
-def _colours(
-    model: LinearModel,
-    rows: Mapping[Row, Mapping[Column, float]],
-    labels: Mapping[Column, Hashable],
-) -> list[Colour]:
-    """A colour for each column: equal where columns could change places."""
-    shared: dict[Column, list[Hashable]] = defaultdict(list)
-    local: list[tuple[Row, Column, float]] = []
-    for row, entries in rows.items():
-        family = _family(model, row)
-        for column, value in entries.items():
-            if family in _SHARED:
-                shared[column].append((row, value))
-            elif family not in _CHAINING:
-                local.append((row, column, value))
-    colours = _numbered(
-        (labels.get(c), model.column_integer[c], model.cost[c], tuple(shared[c]))
-        for c in range(len(model.column_names))
-    )
+def _copies_second(action: str) -> int:
+    return {STORE: 0, RECOMPUTE: 2}.get(action, 1)
+
+
+def fold(structure: Structure, peaks: Sequence[PositionIndex], cap_bytes: Bytes) -> Folded:
+    """The folded program of least time under ``cap_bytes``, with peak rows at ``peaks``."""
+    refinement = Refinement(peaks=list(peaks))
+    members = _classes(structure, peaks)
+    model = LinearModel()
+    none: list[dict[str, int]] = [{} for _ in structure.parents]
+    for first, units in members.items():
+        none[first] = add_actions(model, structure, first, count=len(units))
+    actions = tuple(none)
+    inexact = {
+        u: add_inexact(model, structure, u, count=len(members[u]))
+        for u in inexactly_rebuilt(structure, actions)
+    }
+    variables = Variables(structure, refinement, actions, inexact, {}, {})
+    _add_at_hand(model, variables, members)
+    first_of = {u: first for first, units in members.items() for u in units}
+    _add_parents(model, variables, members, first_of)
+    _add_inexactness(model, variables, members, first_of)
+    return Folded(budgeted_program(model, variables, cap_bytes), members)
+
+
+def _classes(structure: Structure, peaks: Sequence[PositionIndex]) -> Members:
+    """Classes of the units that can be needed."""
+    needed = [u for u in range(len(structure.parents)) if structure.needed(u)]
+    colours = _numbered({u: _looks(structure, u, peaks) for u in needed})
+    edges = list(_interior_edges(structure))
     known = 0
-    while len(set(colours)) > known:
-        known = len(set(colours))
-        seen: dict[Row, list[tuple[Colour, float]]] = defaultdict(list)
-        for row, column, value in local:
-            seen[row].append((colours[column], value))
-        row_colour = {
-            row: hash((model.row_lower[row], model.row_upper[row], tuple(sorted(entries))))
-            for row, entries in seen.items()
-        }
-        around: dict[Column, list[tuple[int, float]]] = defaultdict(list)
-        for row, column, value in local:
-            around[column].append((row_colour[row], value))
+    while len(set(colours.values())) > known:
+        known = len(set(colours.values()))
+        around: dict[int, list[tuple[bool, int]]] = defaultdict(list)
+        for u, p in edges:
+            around[u].append((True, colours[p]))
+            around[p].append((False, colours[u]))
         colours = _numbered(
-            (colour, tuple(sorted(around[column]))) for column, colour in enumerate(colours)
+            {u: (colour, tuple(sorted(around[u]))) for u, colour in colours.items()}
         )
-    return colours
+    groups: dict[int, list[int]] = defaultdict(list)
+    for u, colour in colours.items():
+        groups[colour].append(u)
+    return {group[0]: tuple(group) for group in groups.values()}
 
 
-def _numbered(keys: Iterable[Hashable]) -> list[Colour]:
-    numbers: dict[Hashable, Colour] = {}
-    return [numbers.setdefault(key, len(numbers)) for key in keys]
+def _looks(structure: Structure, u: int, peaks: Sequence[PositionIndex]) -> Hashable:
+    """All that the rows say of a unit by itself."""
+    unit = structure.problem.units[u]
+    return (
+        unit.kind or unit.name,
+        bool(unit.read_at),
+        (unit.can_store, unit.can_recompute, structure.tainted[u]),
+        (unit.kept_bytes, unit.rebuilt_bytes, unit.keep_ns, unit.recompute_ns, unit.inexact_risk),
+        id(structure.forms[u]),  # shared by units that have the same
+        tuple(_when(structure, u, k) for k in peaks),
+    )
 
 
-def _row_groups(
-    model: LinearModel, rows: Mapping[Row, Mapping[Column, float]], colours: list[Colour]
-) -> list[list[Row]]:
-    """Rows that say the same of their columns' colours."""
-    groups: dict[Hashable, list[Row]] = defaultdict(list)
-    for row, entries in rows.items():
-        if _family(model, row) in _SHARED:
-            groups[row].append(row)
-        else:
-            coloured = tuple(sorted((colours[c], value) for c, value in entries.items()))
-            groups[model.row_lower[row], model.row_upper[row], coloured].append(row)
-    return list(groups.values())
+def _when(structure: Structure, u: int, k: PositionIndex) -> Hashable:
+    """Where a position lies among those that decide which bytes of a unit are alive there."""
+    unit = structure.problem.units[u]
+    if k < structure.problem.first_backward:
+        return (k >= unit.made_at, k > unit.released_at)
+    return (
+        k > structure.earliest[u],
+        k >= structure.latest[u],
+        k > structure.latest[u],
+        k > structure.surely_last[u],
+    )
 
 
-def _add_folded(
-    folded: LinearModel,
-    model: LinearModel,
-    members: Mapping[Colour, list[Column]],
-    group: list[tuple[Row, Mapping[Column, float]]],
-    colours: list[Colour],
+def _interior_edges(structure: Structure) -> Iterator[Edge]:
+    """Edges that have rows (2): to parents that backward does not read."""
+    for p, readers in enumerate(structure.rebuilders):
+        if not structure.problem.units[p].read_at:
+            yield from ((u, p) for u in readers)
+
+
+def _numbered(keys: Mapping[int, Hashable]) -> dict[int, int]:
+    numbers: dict[Hashable, int] = {}
+    return {u: numbers.setdefault(key, len(numbers)) for u, key in keys.items()}
+
+
+def _add_at_hand(model: LinearModel, variables: Variables, members: Members) -> None:
+    """(1) of each class: as many actions as units if backward reads them, else at most."""
+    for first, units in members.items():
+        unit = variables.structure.problem.units[first]
+        count = float(len(units))
+        terms = [(column, 1.0) for column in variables.actions[first].values()]
+        model.row(f"at_hand[{unit.name}]", terms, lower=count * bool(unit.read_at), upper=count)
+
+
+def _add_parents(
+    model: LinearModel, variables: Variables, members: Members, first_of: Mapping[int, int]
 ) -> None:
-    """Add the sum of the rows: most members' coefficient for all, the others' difference relaxed."""
-    lower = sum(model.row_lower[row] for row, _ in group)
-    upper = sum(model.row_upper[row] for row, _ in group)
-    summed: dict[Column, float] = defaultdict(float)
-    for _, entries in group:
-        for column, value in entries.items():
-            summed[column] += value
-    terms = []
-    for colour in {colours[column] for column in summed}:
-        values = [summed.get(column, 0.0) for column in members[colour]]
-        most = Counter(values).most_common(1)[0][0]
-        for column, value in zip(members[colour], values, strict=True):
-            upper -= min(0.0, value - most) * model.column_upper[column]
-            lower -= max(0.0, value - most) * model.column_upper[column]
-        terms.append((colour, most))
-    folded.row(model.row_names[group[0][0]], terms, lower=lower, upper=upper)
+    """(2) between two classes: colour refinement gave each unit of one as many edges as the next."""
+    structure = variables.structure
+    edges = Counter((first_of[u], first_of[p]) for u, p in _interior_edges(structure))
+    needed: dict[int, list[Term]] = defaultdict(list)
+    for (u, p), count in edges.items():
+        each_u, each_p = count / len(members[u]), count / len(members[p])
+        rebuilt = variables.actions[u][RECOMPUTE]
+        at_hand = [(column, -each_p) for column in variables.actions[p].values()]
+        name = f"{structure.problem.units[u].name},{structure.problem.units[p].name}"
+        model.row(f"parents[{name}]", [(rebuilt, each_u), *at_hand], upper=0.0)
+        needed[p].append((rebuilt, -each_u))
+    for p, terms in needed.items():
+        own = variables.actions[p].get(RECOMPUTE)
+        if own is not None:
+            name = structure.problem.units[p].name
+            model.row(f"needed[{name}]", [(own, 1.0), *terms], upper=0.0)
+
+
+def _add_inexactness(
+    model: LinearModel, variables: Variables, members: Members, first_of: Mapping[int, int]
+) -> None:
+    """(5) summed over the edges between two classes, as if all units had the usual number of them."""
+    structure = variables.structure
+    edges: dict[Edge, list[Edge]] = defaultdict(list)
+    for first in variables.inexact:
+        for u in members[first]:
+            for p in structure.parents[u]:
+                if structure.tainted[p]:
+                    edges[first, first_of[p]].append((u, p))
+    for (u, p), between in edges.items():
+        each_u, more_u, less_u = _usual(members[u], [edge[0] for edge in between])
+        each_p, more_p, _ = _usual(members[p], [edge[1] for edge in between])
+        source = [variables.actions[p][action] for action in lossy_actions(structure, p)]
+        if p in variables.inexact:
+            source.append(variables.inexact[p])
+        terms = [(column, each_p) for column in source]
+        terms += [(variables.actions[u][RECOMPUTE], each_u), (variables.inexact[u], -each_u)]
+        name = f"{structure.problem.units[u].name},{structure.problem.units[p].name}"
+        # Σ_source is at most 1 of a unit: it is compressed or recomputed.
+        upper = float(len(between)) + more_u + more_p + less_u
+        model.row(f"inexactness[{name}]", terms, upper=upper)
+
+
+def _usual(members: Sequence[int], ends: Iterable[int]) -> tuple[float, float, float]:
+    """The usual number of edges of a member, and by how much members have less and more in all."""
+    degrees = Counter(ends)
+    usual = Counter(degrees[u] for u in members).most_common(1)[0][0]
+    differences = [usual - degrees[u] for u in members]
+    less = sum(max(difference, 0) for difference in differences)
+    more = sum(max(-difference, 0) for difference in differences)
+    return float(usual), float(less), float(more)

@@ -36,7 +36,20 @@ class Program:
 
 def time_program(structure: Structure, refinement: Refinement, cap_bytes: Bytes) -> Program:
     """Least time under ``cap_bytes``."""
-    return _program(structure, refinement, cap_bytes)
+    model = LinearModel()
+    variables = _add_choices(model, structure, refinement)
+    return budgeted_program(model, variables, cap_bytes)
+
+
+def budgeted_program(model: LinearModel, variables: Variables, cap_bytes: Bytes) -> Program:
+    """Least time of the choices in ``model``, under ``cap_bytes`` and in the risk budget."""
+    structure = variables.structure
+    unit_ns = _moderate(_everything_ns(structure))
+    cap = constraints.Cap(cap_bytes, _moderate(_everything_bytes(structure)))
+    constraints.add_risk(model, variables)
+    constraints.add_peaks(model, variables, cap)
+    minimise_time(model, variables, unit_ns)
+    return Program(model, variables, cap, unit_ns)
 
 
 def peak_program(structure: Structure, refinement: Refinement, slack_bytes: float) -> Program:
@@ -45,32 +58,28 @@ def peak_program(structure: Structure, refinement: Refinement, slack_bytes: floa
     The little that time is worth keeps the program from rebuilding what it need not, which at
     positions it has no row for yet would cost a lot.
     """
-    program = _program(structure, refinement, None)
-    worth = program.cap.unit_bytes * max(_everything_ns(structure), 1) / slack_bytes
-    minimise_time(program.model, program.variables, worth)
-    return program
-
-
-def _program(structure: Structure, refinement: Refinement, cap_bytes: Bytes | None) -> Program:
     model = LinearModel()
+    variables = _add_choices(model, structure, refinement)
+    everything_ns = _everything_ns(structure)
+    unit_bytes = _moderate(_everything_bytes(structure))
+    upper = _everything_bytes(structure) / unit_bytes
+    column = model.column("cap[]", upper=upper, integer=False, cost=1.0)
+    cap = constraints.Cap(0, unit_bytes, column)
+    constraints.add_risk(model, variables)
+    constraints.add_peaks(model, variables, cap)
+    minimise_time(model, variables, unit_bytes * max(everything_ns, 1) / slack_bytes)
+    return Program(model, variables, cap, _moderate(everything_ns))
+
+
+def _add_choices(model: LinearModel, structure: Structure, refinement: Refinement) -> Variables:
+    """Columns, and the rows that join one unit's choice to another's."""
     variables = add_variables(model, structure, refinement)
     constraints.add_at_hand(model, variables)
     constraints.add_parents(model, variables)
-    constraints.add_risk(model, variables)
     constraints.add_inexactness(model, variables)
     constraints.add_demand(model, variables)
     constraints.add_tails(model, variables)
-    unit_bytes = _moderate(_everything_bytes(structure))
-    unit_ns = _moderate(_everything_ns(structure))
-    if cap_bytes is None:
-        upper = _everything_bytes(structure) / unit_bytes
-        column = model.column("cap[]", upper=upper, integer=False, cost=1.0)
-        cap = constraints.Cap(0, unit_bytes, column)
-    else:
-        cap = constraints.Cap(cap_bytes, unit_bytes)
-        minimise_time(model, variables, unit_ns)
-    constraints.add_peaks(model, variables, cap)
-    return Program(model, variables, cap, unit_ns)
+    return variables
 
 
 def _everything_bytes(structure: Structure) -> Bytes:

@@ -201,7 +201,7 @@ def search(
         if not result.values:
             break
         found = candidate(structure, read_placement(program.variables, result.values))
-        over = _over(found.replay.position_bytes, goal.limit_bytes(program, result))
+        over = over_positions(found.replay.position_bytes, goal.limit_bytes(program, result))
         _log_round(goal, round_number, program, found, len(over))
         best = _better(goal, structure, best, found)
         if best is not None and closed(goal.value(best.replay), bound, limits.relative_gap):
@@ -237,7 +237,7 @@ def _grow(
         refinement.guard_risk = _GUARD_RISK
 
 
-def _over(position_bytes: Sequence[Bytes], limit_bytes: Bytes) -> list[PositionIndex]:
+def over_positions(position_bytes: Sequence[Bytes], limit_bytes: Bytes) -> list[PositionIndex]:
     """The highest local maxima above the limit."""
     last = len(position_bytes) - 1
     over = [

@@ -31,7 +31,8 @@ class Structure:
     possibly_last: tuple[PositionIndex, ...]
     """No placement needs it after this."""
     forms: tuple[tuple[CompressedForm, ...], ...]
-    """The compressed forms whose risk alone is within the budget."""
+    """The compressed forms whose risk alone is within the budget, and that no other is better than;
+    units that have the same share one tuple."""
     risk_budget: float
     tainted: tuple[bool, ...]
     """Whether the unit can be inexact at all."""
@@ -80,7 +81,7 @@ def analyse(problem: PlacementProblem) -> Structure:
         tuple(dict.fromkeys(index[parent] for parent in unit.parents)) for unit in units
     )
     budget = problem.gradient_error**2
-    forms = tuple(tuple(form for form in unit.codecs if form.risk <= budget) for unit in units)
+    forms = _forms(problem, budget)
     count = len(units)
     rebuilders: list[list[int]] = [[] for _ in units]
     earliest, latest = [NEVER] * count, [NEVER] * count
@@ -110,6 +111,30 @@ def analyse(problem: PlacementProblem) -> Structure:
         risk_budget=budget,
         tainted=_tainted(problem, parents, forms),
         kinds=_kinds(problem, latest),
+    )
+
+
+def _forms(problem: PlacementProblem, budget: float) -> tuple[tuple[CompressedForm, ...], ...]:
+    known: dict[tuple[CompressedForm, ...], tuple[CompressedForm, ...]] = {}
+    for unit in problem.units:
+        if unit.codecs not in known:
+            open_forms = [form for form in unit.codecs if form.risk <= budget]
+            best = tuple(form for form in open_forms if not _is_beaten(form, open_forms))
+            known[unit.codecs] = best
+    return tuple(known[unit.codecs] for unit in problem.units)
+
+
+def _is_beaten(form: CompressedForm, others: list[CompressedForm]) -> bool:
+    """Whether another form is as good in every way, and better in one or listed before."""
+
+    def worth(of: CompressedForm) -> tuple[float, ...]:
+        return (of.kept_bytes, of.encode_ns + of.decode_ns, of.risk)
+
+    own = worth(form)
+    return any(
+        all(theirs <= mine for theirs, mine in zip(worth(other), own, strict=True))
+        and (worth(other) != own or others.index(other) < others.index(form))
+        for other in others
     )
 
 

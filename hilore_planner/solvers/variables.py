@@ -57,22 +57,11 @@ class Variables:
             return self.actions[unit].get(action)
         return self.by.get((unit, action, found))
 
-    def labels(self) -> dict[Column, tuple[str, str]]:
-        """Kind of unit and action of the columns that decide for one."""
-        labels: dict[Column, tuple[str, str]] = {}
-        for unit, actions in zip(self.structure.problem.units, self.actions, strict=True):
-            kind = unit.kind or unit.name
-            labels.update({column: (kind, action) for action, column in actions.items()})
-        for u, column in self.inexact.items():
-            unit = self.structure.problem.units[u]
-            labels[column] = (unit.kind or unit.name, "inexact")
-        return labels
-
 
 def add_variables(model: LinearModel, structure: Structure, refinement: Refinement) -> Variables:
     """Add every column to ``model``; costs are the objective's."""
-    actions = tuple(_actions(model, structure, u) for u in range(len(structure.parents)))
-    inexact = {u: _inexact(model, structure, u) for u in _inexactly_rebuilt(structure, actions)}
+    actions = tuple(add_actions(model, structure, u) for u in range(len(structure.parents)))
+    inexact = {u: add_inexact(model, structure, u) for u in inexactly_rebuilt(structure, actions)}
     by: dict[tuple[int, str, PositionIndex], Column] = {}
     for u, positions in refinement.breaks.items():
         name = structure.problem.units[u].name
@@ -97,21 +86,30 @@ def rebuilds(structure: Structure, unit: int, action: str) -> bool:
     return action != STORE and structure.problem.units[unit].rebuilt_bytes > 0
 
 
-def _actions(model: LinearModel, structure: Structure, u: int) -> dict[str, Column]:
+def lossy_actions(structure: Structure, unit: int) -> list[str]:
+    """The actions that keep the unit, and not exactly."""
+    return [compress_action(form.codec) for form in structure.forms[unit] if form.risk > 0]
+
+
+def add_actions(
+    model: LinearModel, structure: Structure, u: int, *, count: int = 1
+) -> dict[str, Column]:
+    """A column for each action open to the unit; ``count`` units like it are decided together."""
     unit = structure.problem.units[u]
     if not structure.needed(u):
         return {}
     actions: dict[str, Column] = {}
     if unit.can_store:
-        actions[STORE] = model.column(f"store[{unit.name}]")
+        actions[STORE] = model.column(f"store[{unit.name}]", upper=count)
     if unit.can_recompute:
-        actions[RECOMPUTE] = model.column(f"recompute[{unit.name}]")
+        actions[RECOMPUTE] = model.column(f"recompute[{unit.name}]", upper=count)
     for form in structure.forms[u]:
-        actions[compress_action(form.codec)] = model.column(f"compress[{unit.name},{form.codec}]")
+        name = f"compress[{unit.name},{form.codec}]"
+        actions[compress_action(form.codec)] = model.column(name, upper=count)
     return actions
 
 
-def _inexactly_rebuilt(structure: Structure, actions: Sequence[dict[str, Column]]) -> list[int]:
+def inexactly_rebuilt(structure: Structure, actions: Sequence[dict[str, Column]]) -> list[int]:
     """Units that may be recomputed from something inexact."""
     return [
         u
@@ -120,8 +118,8 @@ def _inexactly_rebuilt(structure: Structure, actions: Sequence[dict[str, Column]
     ]
 
 
-def _inexact(model: LinearModel, structure: Structure, u: int) -> Column:
+def add_inexact(model: LinearModel, structure: Structure, u: int, *, count: int = 1) -> Column:
     """``inexact[u]``; closed where that alone would be over the risk budget."""
     unit = structure.problem.units[u]
-    upper = 0.0 if unit.inexact_risk > structure.risk_budget else 1.0
+    upper = 0.0 if unit.inexact_risk > structure.risk_budget else float(count)
     return model.column(f"inexact[{unit.name}]", upper=upper, integer=False)

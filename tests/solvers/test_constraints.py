@@ -11,6 +11,7 @@ from hilore_planner.solvers import (
     replay,
     solve,
 )
+from hilore_planner.solvers.structure import analyse
 
 
 def unit(
@@ -130,3 +131,17 @@ def test_inexactness_passes_on() -> None:
     ]
     assert solved(units, [0, 0], cap=5, error=0.8).objective_ns == 52
     assert solved(units, [0, 0], cap=5, error=0.9).objective_ns == 2
+
+
+def test_forms_that_another_beats_are_left_out() -> None:
+    sizes = {"best": (4, 2, 0.1), "same": (4, 2, 0.1), "slower": (4, 3, 0.1), "larger": (5, 2, 0.2)}
+    sizes |= {"smaller": (3, 9, 0.1), "exact": (8, 2, 0.0), "faster": (4, 1, 0.3)}
+    forms = tuple(
+        CompressedForm(name, size, time_ns, 0, risk)
+        for name, (size, time_ns, risk) in sizes.items()
+    )
+    one, other = unit("a", 10, 50, codecs=forms), unit("b", 10, 50, codecs=(*forms,))
+    problem = PlacementProblem((one, other), (Position("p0", 0),), 0, 10, gradient_error=1.0)
+    kept, shared = analyse(problem).forms
+    assert [form.codec for form in kept] == ["best", "smaller", "exact", "faster"]
+    assert kept is shared

@@ -1,62 +1,87 @@
-"""The folded program's bound."""
+"""The folded program: its bound, and what is dealt from it."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hilore_planner.solvers import PlacementProblem, solve
-from hilore_planner.solvers.fold import fold
-from hilore_planner.solvers.linear import LinearModel, solve_linear
-from hilore_planner.solvers.search import LeastTime, Limits, search, start_refinement
+from hilore_planner.solvers import PlacementProblem, replay, solve
+from hilore_planner.solvers.fold import Folded, fold
+from hilore_planner.solvers.linear import solve_linear
+from hilore_planner.solvers.program import time_program
+from hilore_planner.solvers.refinement import Refinement
+from hilore_planner.solvers.repair import complete, place
 from hilore_planner.solvers.structure import analyse
 from tests.solvers.layered import GIB, Shape, transformer
 from tests.solvers.oracle import truth
 from tests.solvers.strategies import layered_problems, problems
 
+AMPLE = 600.0
 
-@settings(max_examples=200)
-@given(st.one_of(problems(), layered_problems()), st.integers(0, 2))
-def test_it_is_below_the_oracle(problem: PlacementProblem, rounds: int) -> None:
-    structure = analyse(problem)
-    refinement = start_refinement(structure)
-    goal = LeastTime(problem.memory_cap_bytes)
-    if rounds:
-        limits = Limits(0.0, math.inf)
-        search(goal, structure, refinement, limits, rounds=rounds + 1)
-    program = goal.program(structure, refinement)
-    folded = solve_linear(fold(program.model, program.variables.labels()))
+
+def folded_at(problem: PlacementProblem, peaks: list[int]) -> Folded:
+    return fold(analyse(problem), peaks, problem.memory_cap_bytes)
+
+
+@settings(max_examples=300)
+@given(st.one_of(problems(), layered_problems()), st.data())
+def test_it_is_below_the_oracle(problem: PlacementProblem, data: st.DataObject) -> None:
+    positions = st.integers(0, len(problem.positions) - 1)
+    peaks = sorted(data.draw(st.sets(positions, max_size=4)))
+    folded = folded_at(problem, peaks)
+    result = solve_linear(folded.program.model)
     best = truth(problem).least_time_ns
     if best is not None:
-        assert folded.outcome == "optimal"
-        assert folded.bound <= best + 1e-6
+        assert result.outcome == "optimal"
+        assert result.bound * folded.program.unit_ns <= best + 1e-6
 
 
-def test_columns_that_can_change_places_become_one_count() -> None:
-    # Ten columns of cost 1, of which the shared row wants 2.5 in all: 2.5 relaxed, 3 in counts.
-    model = LinearModel()
-    columns = [model.column(f"x[{i}]", cost=1.0) for i in range(10)]
-    model.row("peak[0]", [(column, 1.0) for column in columns], lower=2.5)
-    folded = fold(model, dict.fromkeys(columns, "x"))
-    assert len(folded.column_names) == 1
-    assert abs(solve_linear(model, relaxed=True).objective - 2.5) < 1e-6
-    assert abs(solve_linear(folded).objective - 3.0) < 1e-6
+@given(problems())
+def test_without_equal_units_it_is_the_program_itself(problem: PlacementProblem) -> None:
+    units = tuple(dataclasses.replace(unit, kind="") for unit in problem.units)
+    problem = dataclasses.replace(problem, units=units)
+    peaks = list(range(len(problem.positions)))
+    folded = solve_linear(folded_at(problem, peaks).program.model)
+    structure = analyse(problem)
+    whole = time_program(structure, Refinement(peaks=peaks), problem.memory_cap_bytes)
+    result = solve_linear(whole.model)
+    assert folded.outcome == result.outcome
+    assert folded.outcome == "infeasible" or abs(folded.objective - result.objective) < 1e-6
 
 
-def test_labels_and_costs_keep_columns_apart() -> None:
-    model = LinearModel()
-    for i in range(4):
-        model.column(f"x[{i}]", cost=1.0 + i % 2)
-    assert len(fold(model, {}).column_names) == 2
-    assert len(fold(model, {0: "a"}).column_names) == 3
+@given(layered_problems())
+def test_what_is_dealt_has_the_counts(problem: PlacementProblem) -> None:
+    structure = analyse(problem)
+    folded = folded_at(problem, [problem.first_backward])
+    result = solve_linear(folded.program.model)
+    for choice in folded.dealt(result.values) if result.values else ():
+        replay(problem, place(structure, complete(structure, choice)))
+        for first, members in folded.members.items():
+            names = [problem.units[u].name for u in members]
+            dealt = Counter(choice[name] for name in names if name in choice)
+            columns = folded.program.variables.actions[first]
+            counts = {action: round(result.values[column]) for action, column in columns.items()}
+            assert dealt == Counter({action: n for action, n in counts.items() if n})
+
+
+def test_it_is_no_larger_for_more_layers() -> None:
+    sizes = []
+    for layers in (4, 12):
+        problem = transformer(
+            Shape(layers=layers), cap_bytes=8 * GIB, codecs=True, gradient_error=0.1
+        )
+        model = folded_at(problem, [problem.first_backward]).program.model
+        sizes.append((len(model.column_names), len(model.row_names)))
+    assert sizes[0] == sizes[1]
 
 
 def test_lossy_copies_over_equal_layers_are_solved_to_the_gap() -> None:
     problem = transformer(
         Shape(layers=8), cap_bytes=35 * GIB // 2, codecs=True, gradient_error=6.5e-5**0.5
     )
-    found = solve(problem, time_limit_seconds=600.0)
+    found = solve(problem, time_limit_seconds=AMPLE)
     assert found.status == "optimal"
     assert 0.0 < found.risk <= 6.5e-5
