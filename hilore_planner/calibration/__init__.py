@@ -1,0 +1,1 @@
+"""How much an activation's error moves the gradient, measured on an update's own graph."""

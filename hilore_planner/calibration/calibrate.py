@@ -1,0 +1,146 @@
+"""``hilore.calibrate``: from an update and sample batches to a risk profile.
+
+Each class of units is made inexact alone, and the gradient's squared relative error over the units' summed errors is
+its gain: least squares through the origin, each batch counting alike. Placements of everything at once, drawn at
+random, then show how far risks add up, and how much batches differ.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import Node
+
+from hilore_planner.calibration.capture import CapturedUpdate
+from hilore_planner.calibration.classes import UnitClass
+from hilore_planner.calibration.measure import MeasuredBatch
+from hilore_planner.calibration.model import CalibratedRisk
+from hilore_planner.calibration.profile import ClassRisk, RiskProfile
+from hilore_planner.calibration.progress import shown
+from hilore_planner.calibration.rows import SequenceWeights
+from hilore_planner.calibration.sampling import Sampling
+from hilore_planner.errors import OptionError
+from hilore_planner.grpo.exposure import Exposure
+from hilore_planner.options import Options
+from hilore_planner.partitioner import CutSettings
+from hilore_planner.passes.ops import tensor
+
+Batch = Sequence[Any]
+ExposureOf = Callable[[Batch], Exposure]
+
+_SURE = 2.5
+"""Standard deviations from a typical batch to one that is hardly ever exceeded."""
+
+
+def calibrate(
+    update: Callable[..., Any],
+    batches: Iterable[Batch],
+    *,
+    exposure: ExposureOf | None = None,
+    options: Mapping[str, object] | None = None,
+    depth_buckets: int = 3,
+    perturbed_batches: int = 1,
+    progress: bool = True,
+) -> RiskProfile:
+    """Measure what errors in an update's activations do to its gradient.
+
+    Args:
+        update: what will be compiled: batch tensors in, scalar loss out, one graph. Its weights are those at hand,
+            and stay as they are.
+        batches: sample microbatches, each the arguments of one call, all of one shape; eight or more show how much
+            batches differ.
+        exposure: the exposure of a batch's rows; None counts all rows alike.
+        options: those the update will be compiled with: ``codecs``, ``head`` and ``checkpoint_tags`` matter.
+        depth_buckets: into how many ranges of layers each kind of unit is split.
+        perturbed_batches: on how many of the batches each class is made inexact alone.
+        progress: show what is being measured.
+
+    Raises:
+        OptionError: no batch, or a number below one.
+        RegionError: the update is not one graph with a scalar loss, draws random numbers, or changes its shapes.
+    """
+    for name, value in (("depth_buckets", depth_buckets), ("perturbed_batches", perturbed_batches)):
+        if value < 1:
+            raise OptionError(f"{name} is {value}; accepted: 1 or more")
+    read = Options.parse(options)
+    captured = CapturedUpdate(update, CutSettings(read.checkpoint_tags, read.head))
+    with shown("Calibrating", progress) as steps:
+        sampling: Sampling | None = None
+        for index, batch in enumerate(batches):
+            steps.say(f"batch {index + 1}")
+            inputs = captured.inputs(batch)
+            if sampling is None:
+                sampling = Sampling.of(captured.graph, read.codecs, depth_buckets, steps)
+            weights = None if exposure is None else SequenceWeights.of(exposure(batch))
+            measured = MeasuredBatch(sampling.interpreter, inputs, weights)
+            sampling.add(measured, is_perturbed=index < perturbed_batches)
+            del measured, inputs  # a batch's activations are large: let go before the next
+    if sampling is None:
+        raise OptionError("batches is empty; accepted: one microbatch or more")
+    return profile_of(sampling)
+
+
+def profile_of(sampling: Sampling) -> RiskProfile:
+    """The profile that measurements give."""
+    rebuilt = (_risk(sampling, c, _source_errors) for c in sampling.rebuilt)
+    raw = RiskProfile(
+        kept=tuple(_risk(sampling, c, _own_errors) for c in sampling.kept),
+        rebuilt=tuple(risk for risk in rebuilt if risk.gains),
+        trials=(),
+        additivity=1.0,
+        margin=1.0,
+        batches=sampling.batches,
+        codecs=tuple(codec.name for codec in sampling.codecs),
+        torch=str(torch.__version__),
+        device=_device_name(sampling.interpreter.joint.primals),
+    )
+    model = CalibratedRisk(raw, sampling.graph)
+    found = ((measured, model.typical(placement)) for placement, measured in sampling.trials)
+    ratios = [measured / predicted for measured, predicted in found if measured and predicted]
+    if not ratios:
+        return raw
+    logs = [math.log(ratio) for ratio in ratios]
+    typical = statistics.fmean(logs)
+    most = max(max(logs), typical + _SURE * statistics.pstdev(logs))
+    return msgspec.structs.replace(
+        raw,
+        trials=tuple(ratios),
+        additivity=math.exp(typical),
+        margin=math.exp(most - typical),
+    )
+
+
+def _risk(
+    sampling: Sampling,
+    unit_class: UnitClass,
+    errors: Callable[[Sampling, UnitClass, str], Iterable[float]],
+) -> ClassRisk:
+    codecs = [codec.name for codec in sampling.codecs]
+    samples = ((name, sampling.samples.get((id(unit_class), name))) for name in codecs)
+    return ClassRisk(
+        kind=unit_class.kind,
+        first_layer=unit_class.first_layer,
+        last_layer=unit_class.last_layer,
+        units=len(unit_class.units),
+        gains={name: statistics.fmean(gains) for name, gains in samples if gains},
+        errors={name: statistics.fmean(errors(sampling, unit_class, name)) for name in codecs},
+    )
+
+
+def _own_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> Iterable[float]:
+    return (e for unit in unit_class.units for e in sampling.errors[unit.name, codec])
+
+
+def _source_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> Iterable[float]:
+    return (sampling.source_error(unit, codec) for unit in unit_class.units)
+
+
+def _device_name(primals: Sequence[Node]) -> str:
+    devices = {value.device for node in primals if (value := tensor(node)) is not None}
+    device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

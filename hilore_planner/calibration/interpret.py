@@ -1,0 +1,147 @@
+"""Run a joint graph op by op, its backward as often as wanted with chosen units made inexact.
+
+The forward runs once and leaves what backward may read: one value for each unit. A backward then reads every unit as it
+is, except those it is told to round-trip through a codec or to make again from their parents. What has no unit is made
+again by its readers, as in a planned update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hilore_planner.passes import compat
+from hilore_planner.passes.graph import JointGraph
+from hilore_planner.passes.ops import tensor
+from hilore_planner.passes.units import RecoveryGraph
+
+Values = dict[Node, Any]
+Change = Callable[[Tensor], Tensor] | Literal["recompute"]
+Changes = Mapping[str, Change]
+"""By unit name: what backward reads instead of the value, or that the unit is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointInterpreter:
+    """Interprets one joint graph.
+
+    Attributes:
+        joint: the graph.
+        makers: nodes whose values the forward leaves, by unit name.
+        at_hand: all nodes whose values the forward leaves.
+    """
+
+    joint: JointGraph
+    makers: Mapping[str, Node]
+    at_hand: frozenset[Node]
+
+    @classmethod
+    def of(cls, graph: RecoveryGraph) -> JointInterpreter:
+        """For a graph of units."""
+        joint = graph.joint
+        makers = {unit.name: unit.maker for unit in graph.units.values() if unit.can_store}
+        inputs = {compat.storage_key(primal) for primal in joint.primals}
+        outputs = joint.held_storages() - inputs
+        others = (
+            node
+            for node in joint.forward
+            if compat.is_sym_node(node)
+            or compat.storage_key(node) in outputs
+            or (compat.is_getitem(node) and tensor(node) is None)
+        )
+        return cls(joint, makers, frozenset((*makers.values(), *others)))
+
+    @torch.no_grad()
+    def forward(self, inputs: Sequence[Any]) -> Values:
+        """Run the forward; returns the inputs and what is at hand in backward."""
+        values: Values = dict(zip(self.joint.primals, inputs, strict=True))
+        nodes = [node for node in self.joint.forward if not _writes_input(node)]
+        last = _last_uses(nodes, lambda node: node.all_input_nodes)
+        kept = self.at_hand | set(self.joint.primals)
+        for node in nodes:
+            values[node] = _run(node, values)
+            for used in {node, *node.all_input_nodes}:
+                if last.get(used, node) is node and used not in kept:
+                    del values[used]
+        return values
+
+    @torch.no_grad()
+    def gradients(
+        self, values: Values, changes: Changes | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Run the backward of a scalar loss; yields each gradient as soon as it is there, with its primal's index."""
+        changed = {self.makers[name]: change for name, change in (changes or {}).items()}
+        wanted: dict[Node, list[int]] = {}
+        for index, node in enumerate(self.joint.backward_outputs):
+            if node is not None:
+                wanted.setdefault(node, []).append(index)
+        env = {node: value for node, value in values.items() if node not in changed}
+        env |= {tangent: _one(tangent) for tangent in self.joint.tangents}
+        fixed = frozenset(env)
+        order = self._order(fixed, changed, wanted)
+        last = _last_uses(order, lambda node: _reads(node, changed))
+        for node in order:
+            change = changed.get(node, "recompute")
+            env[node] = _run(node, env) if change == "recompute" else _like(change, values[node])
+            yield from ((index, env[node]) for index in wanted.pop(node, ()))
+            for used in {node, *_reads(node, changed)} - fixed:
+                if last.get(used, node) is node:
+                    del env[used]
+        yield from ((index, env[node]) for node, places in wanted.items() for index in places)
+
+    def _order(
+        self, fixed: frozenset[Node], changed: Mapping[Node, Change], wanted: Iterable[Node]
+    ) -> list[Node]:
+        """Nodes to run: the backward, and forward nodes right before their first reader."""
+        order: list[Node] = []
+        done = set(fixed)
+
+        def visit(node: Node) -> None:
+            if node not in done:
+                done.add(node)
+                for argument in _reads(node, changed):
+                    visit(argument)
+                order.append(node)
+
+        for node in (*self.joint.backward, *wanted):
+            if not _writes_input(node):
+                visit(node)
+        return order
+
+
+def _reads(node: Node, changed: Mapping[Node, Change]) -> list[Node]:
+    """What running a node in backward reads; a round trip reads the kept value alone."""
+    is_round_trip = changed.get(node, "recompute") != "recompute"
+    return [] if is_round_trip else node.all_input_nodes
+
+
+def _run(node: Node, values: Mapping[Node, Any]) -> Any:
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _like(change: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """The changed value in the layout of the original, so that views of it stay views."""
+    return torch.empty_like(value).copy_(change(value))
+
+
+def _one(tangent: Node) -> Tensor:
+    value = tensor(tangent)
+    assert value is not None
+    return torch.ones((), dtype=value.dtype, device=value.device)
+
+
+def _writes_input(node: Node) -> bool:
+    """Whether a node overwrites an input, which an update does after its forward."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _last_uses(nodes: Iterable[Node], reads: Callable[[Node], Iterable[Node]]) -> dict[Node, Node]:
+    """By value, the last node that reads it."""
+    return {used: node for node in nodes for used in reads(node)}

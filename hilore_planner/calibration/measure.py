@@ -1,0 +1,92 @@
+"""Measure, on one batch, what errors in activations do to the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hilore_planner.calibration.capture import Inputs
+from hilore_planner.calibration.interpret import Change, JointInterpreter, Values
+from hilore_planner.calibration.rows import SequenceWeights, squared_error
+from hilore_planner.passes.codecs import Codec
+from hilore_planner.passes.units import RecoveryUnit
+
+_LARGE_ERROR = 0.05
+"""Relative error that stands out of half-precision rounding, and is small enough to act linearly."""
+
+
+@dataclass(slots=True)
+class MeasuredBatch:
+    """One batch: its activations and exact gradient, and the effect of changes on the latter.
+
+    Gradients are taken op by op, each op as torch runs it alone.
+    """
+
+    interpreter: JointInterpreter
+    inputs: Inputs
+    weights: SequenceWeights | None
+    values: Values = field(init=False)
+    reference: dict[int, Tensor] = field(init=False)
+    squared_norm: float = field(init=False)
+    """Of the exact gradient."""
+
+    def __post_init__(self) -> None:
+        self.values = self.interpreter.forward(self.inputs)
+        self.reference = dict(self.interpreter.gradients(self.values))
+        self.squared_norm = _sum(g.float().square().sum() for g in self.reference.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The gradient's; that of the first parameter where they differ."""
+        return next(iter(self.reference.values())).dtype
+
+    def share(self, changes: Mapping[str, Change]) -> float:
+        """Squared relative error of the gradient under changes."""
+        gradients = self.interpreter.gradients(self.values, changes)
+        moved = (
+            (gradient.float() - self.reference[index].float()).square().sum()
+            for index, gradient in gradients
+        )
+        return _sum(moved) / self.squared_norm
+
+    def error(self, unit: RecoveryUnit, codec: Codec) -> float:
+        """Squared relative error of a unit's value kept by a codec."""
+        value = self.values[unit.maker]
+        weights = None if self.weights is None else self.weights.over(value)
+        return float(squared_error(value, round_trip(value, codec), weights))
+
+
+def round_trip(value: Tensor, codec: Codec) -> Tensor:
+    """What backward gets of a value that was kept by a codec."""
+    return codec.decode(codec.encode(value.contiguous()), value.dtype)
+
+
+def change_by(codec: Codec, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """The round trip as a change, its error multiplied by ``factor``."""
+
+    def change(value: Tensor) -> Tensor:
+        back = round_trip(value, codec)
+        if factor == 1.0:
+            return back
+        wide = value.float()
+        return (wide + factor * (back.float() - wide)).to(value.dtype)
+
+    return change
+
+
+def amplification(codec: Codec, dtype: torch.dtype) -> float:
+    """Factor on a codec's error that lifts it out of the rounding of a gradient in ``dtype``."""
+    if dtype.itemsize > 2:
+        return 1.0
+    return max(1.0, _LARGE_ERROR / codec.relative_error)
+
+
+def _sum(scalars: Iterable[Tensor]) -> float:
+    """Summed on the device, read once."""
+    total: Tensor | None = None
+    for scalar in scalars:
+        total = scalar.double() if total is None else total + scalar.double()
+    return 0.0 if total is None else float(total)

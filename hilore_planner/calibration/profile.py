@@ -1,0 +1,106 @@
+"""The risk profile: what calibration found, as a JSON file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+import msgspec
+
+from hilore_planner import plan_file
+from hilore_planner.errors import ProfileError
+
+SCHEMA_VERSION = 1
+
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Units that are the same but for the layer, over a range of layers.
+
+    Their risk is gain times error: the error is what a codec does to the units' values, the gain is what
+    the gradient makes of it.
+    """
+
+    kind: str
+    """Units' names with the layer's index replaced by ``*``."""
+    first_layer: int | None
+    last_layer: int | None
+    units: Count
+    """How many there are."""
+    gains: dict[str, NotNegative]
+    """By codec it was measured with: squared relative error of the gradient over the units' summed errors."""
+    errors: dict[str, NotNegative]
+    """By codec: mean squared relative error of a unit's value, rows weighted by their squared exposure."""
+
+    def holds(self, layer: int | None) -> bool:
+        """Whether a unit of this kind in ``layer`` belongs to the class."""
+        if layer is None or self.first_layer is None or self.last_layer is None:
+            return layer is None and self.first_layer is None
+        return self.first_layer <= layer <= self.last_layer
+
+    def gain(self, codec: str) -> float:
+        """The gain for a codec; for one it was not measured with, the largest measured."""
+        return self.gains.get(codec, max(self.gains.values(), default=0.0))
+
+
+class RiskProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What errors in an update's activations do to its gradient."""
+
+    kept: tuple[ClassRisk, ...]
+    """Classes of units that backward reads from smaller copies."""
+    rebuilt: tuple[ClassRisk, ...]
+    """Classes of units made again from smaller copies of others: what that adds; errors are those of the copies."""
+    trials: tuple[Positive, ...]
+    """Measured over predicted squared error of whole placements drawn at random, before ``additivity``."""
+    additivity: Positive
+    """Factor from summed risks to the squared error of a whole placement on a typical batch."""
+    margin: Annotated[float, msgspec.Meta(ge=1)]
+    """Factor from there to what hardly any batch exceeds."""
+    batches: Count
+    codecs: tuple[str, ...]
+    torch: str
+    device: str
+    schema: int = SCHEMA_VERSION
+
+    def find(
+        self, classes: tuple[ClassRisk, ...], kind: str, layer: int | None
+    ) -> ClassRisk | None:
+        """The class, of :attr:`kept` or :attr:`rebuilt`, that a unit belongs to; None if it was not calibrated."""
+        return next((c for c in classes if c.kind == kind and c.holds(layer)), None)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a profile's file.
+
+        Raises:
+            ProfileError: it cannot be read, is no profile, has another schema, or a field is wrong.
+        """
+        try:
+            data = Path(path).read_bytes()
+            schema = msgspec.json.decode(data, type=_Versioned).schema
+            if schema != SCHEMA_VERSION:
+                raise ProfileError(
+                    f"risk profile {path} has schema {schema}; accepted: {SCHEMA_VERSION}; calibrate anew"
+                )
+            return msgspec.json.decode(data, type=cls)
+        except OSError as error:
+            raise ProfileError(f"cannot read risk profile {path}: {error.strerror}") from error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ProfileError(
+                f"{path} is no risk profile: {error}; accepted: a file that hilore.calibrate(...).save wrote"
+            ) from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile, whole or not at all.
+
+        Raises:
+            PlanFileError: the file cannot be written.
+        """
+        plan_file.write(Path(path), self)
+
+
+class _Versioned(msgspec.Struct):
+    schema: int

@@ -1,0 +1,65 @@
+"""How much the rows of an activation count: their squared exposure, by sequence.
+
+Shapes: S sequences; padded activations are (S, ...) or (S·T, F), packed ones have a dimension of all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hilore_planner.grpo.exposure import Exposure
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceWeights:
+    """Mean squared exposure of each sequence's rows, relative to the mean over all rows.
+
+    Attributes:
+        weights: (S,), their mean over rows is one.
+        rows: (S,), rows of each sequence.
+        is_packed: whether activations have the sequences' rows end to end.
+    """
+
+    weights: Tensor
+    rows: Tensor
+    is_packed: bool
+
+    @classmethod
+    def of(cls, exposure: Exposure) -> Self:
+        """Of one microbatch; equal weights where nothing is exposed."""
+        rows = exposure.row_counts
+        squares = exposure.sequence_squares.double()
+        mean = squares.sum() / rows.sum()
+        weights = squares / rows.clamp(min=1) / mean if mean > 0 else torch.ones_like(squares)
+        return cls(weights, rows, exposure.cu_seqlens is not None)
+
+    def over(self, value: Tensor) -> Tensor:
+        """Weights that broadcast over the rows of ``value``; ones where it has no dimension of sequences."""
+        weights, sequences = self.weights.to(value.device), self.weights.numel()
+        if self.is_packed:
+            by_row = torch.repeat_interleave(weights, self.rows.to(value.device))
+            return _along(by_row, value)
+        if value.dim() == 2 and value.shape[0] % sequences == 0:  # (S·T, F), or (S, F)
+            return _along(weights.repeat_interleave(value.shape[0] // sequences), value)
+        return _along(weights, value)
+
+
+def _along(weights: Tensor, value: Tensor) -> Tensor:
+    """``weights`` along the first dimension of their length, features aside."""
+    for dim, size in enumerate(value.shape[:-1]):
+        if size == weights.numel():
+            return weights.view([-1 if d == dim else 1 for d in range(value.dim())])
+    return weights.new_ones([1] * value.dim())
+
+
+def squared_error(value: Tensor, changed: Tensor, weights: Tensor | None) -> Tensor:
+    """Squared relative error of ``changed``, rows weighted: a scalar in fp64 on the device."""
+    difference = (changed.float() - value.float()).square().sum(-1, keepdim=True).double()
+    if weights is not None:
+        difference = difference * weights
+    whole = value.float().square().sum(-1, keepdim=True).double()
+    return difference.sum() / whole.sum().clamp(min=torch.finfo(torch.float64).tiny)

@@ -1,0 +1,219 @@
+"""A calibrated profile predicts what whole placements do to the gradient of other batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hilore_planner.calibration.calibrate import calibrate
+from hilore_planner.calibration.capture import CapturedUpdate
+from hilore_planner.calibration.interpret import Change, JointInterpreter
+from hilore_planner.calibration.measure import MeasuredBatch, change_by
+from hilore_planner.calibration.model import CalibratedRisk
+from hilore_planner.calibration.profile import RiskProfile
+from hilore_planner.errors import OptionError, ProfileError, RegionError
+from hilore_planner.grpo.batch import LossBatch
+from hilore_planner.grpo.exposure import Exposure, exposure
+from hilore_planner.grpo.registry import make_loss
+from hilore_planner.partitioner import CutSettings
+from hilore_planner.passes.codecs import codec_named
+from hilore_planner.passes.units import RecoveryGraph
+from tests.passes.programs import Block
+
+GRPO = make_loss("trl/grpo")
+
+
+class Policy(nn.Module):
+    """Two layers of attention and MLP, [8, 128, 64], and a policy-gradient loss of 32 choices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([Block(64), Block(64)])
+        self.head = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor, chosen: Tensor, advantages: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        log_probs = self.head(x).log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
+        batch = LossBatch(advantages=advantages, mask=torch.ones_like(log_probs))
+        return GRPO.loss(log_probs, batch)
+
+
+def batch(seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(8, 128, 64, generator=generator),
+        torch.randint(0, 32, (8, 128), generator=generator),
+        torch.randn(8, generator=generator),
+    )
+
+
+def exposed(given: Any) -> Exposure:
+    return exposure(GRPO, LossBatch(advantages=given[2], mask=torch.ones(8, 128)))
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    model: Policy
+    profile: RiskProfile
+    graph: RecoveryGraph
+    held_out: MeasuredBatch
+
+
+@pytest.fixture(scope="module")
+def calibrated() -> Iterator[Calibrated]:
+    torch._dynamo.reset()
+    model = Policy()
+    profile = calibrate(model, [batch(seed) for seed in range(4)], exposure=exposed, progress=False)
+    captured = CapturedUpdate(model, CutSettings())
+    inputs = captured.inputs(batch(100))
+    measured = MeasuredBatch(JointInterpreter.of(captured.graph), inputs, None)
+    yield Calibrated(model, profile, captured.graph, measured)
+    torch._dynamo.reset()
+
+
+def _uniform(graph: RecoveryGraph, action: str, *, layer: int | None = None) -> dict[str, str]:
+    """``action`` where the profile has a class for it, in one layer or in all; else store."""
+    return {
+        name: action if unit.can_store and layer in (None, unit.origin.layer) else "store"
+        for name, unit in graph.units.items()
+    }
+
+
+def _changes(placement: dict[str, str], known: set[str]) -> dict[str, Change]:
+    return {
+        name: change_by(codec_named(action.removeprefix("compress:")))
+        for name, action in placement.items()
+        if action.startswith("compress:") and name in known
+    }
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("layer", [None, 0, 1])
+def test_the_prediction_holds_on_a_batch_not_seen(
+    calibrated: Calibrated, codec: str, layer: int | None
+) -> None:
+    known = {
+        unit.name
+        for unit in calibrated.graph.units.values()
+        if calibrated.profile.find(calibrated.profile.kept, unit.origin.kind, unit.origin.layer)
+    }
+    placement = _uniform(calibrated.graph, f"compress:{codec}", layer=layer)
+    placement = {n: a if n in known else "store" for n, a in placement.items()}
+    measured = calibrated.held_out.share(_changes(placement, known)) ** 0.5
+    model = CalibratedRisk(calibrated.profile, calibrated.graph)
+    predicted = model.typical(placement) ** 0.5
+    assert predicted == pytest.approx(measured, rel=0.2)
+    assert not model.bounded
+    assert measured <= (predicted**2 * calibrated.profile.margin) ** 0.5
+
+
+def test_recomputing_from_a_smaller_copy_is_charged(calibrated: Calibrated) -> None:
+    """The MLP's activation is kept by no codec, but made again from an inexact up-projection."""
+    graph, profile = calibrated.graph, calibrated.profile
+    ups = [n for n, u in graph.units.items() if "mlp.up:" in n]
+    acts = [
+        n
+        for n, u in graph.units.items()
+        if u.can_recompute and any(parent in ups for parent in graph.parents(n))
+    ]
+    assert len(ups) == 2
+    assert acts
+    alone = {n: "compress:fp8_e4m3" if n in ups else "store" for n in graph.units}
+    both = {**alone, **dict.fromkeys(acts, "recompute")}
+    model = CalibratedRisk(profile, graph)
+    change = change_by(codec_named("fp8_e4m3"))
+    measured = calibrated.held_out
+    first = measured.share(dict.fromkeys(ups, change))
+    second = measured.share({**dict.fromkeys(ups, change), **dict.fromkeys(acts, "recompute")})
+    assert second > 1.5 * first  # it matters
+    assert model.typical(alone) ** 0.5 == pytest.approx(first**0.5, rel=0.2)
+    assert model.typical(both) ** 0.5 == pytest.approx(second**0.5, rel=0.2)
+    unit = graph.units[acts[0]]
+    assert model.inexact_risk(unit, ["fp8_e4m3"]) > model.inexact_risk(unit, ["int8"]) > 0
+
+
+def test_a_profile_is_a_file(calibrated: Calibrated, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    calibrated.profile.save(path)
+    assert RiskProfile.load(path) == calibrated.profile
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("margin", 0.5, r"`float` >= 1.0 - at `\$.margin`"),
+        ("schema", 99, "schema 99; accepted: 1"),
+        ("codec", "int8", "unknown field `codec`"),
+        ("kept", [{"kind": "a"}], r"missing required field `first_layer` - at `\$.kept\[0\]`"),
+    ],
+)
+def test_a_damaged_profile_is_refused(
+    calibrated: Calibrated, tmp_path: Path, field: str, value: object, complaint: str
+) -> None:
+    path = tmp_path / "profile.json"
+    calibrated.profile.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(ProfileError, match=complaint):
+        RiskProfile.load(path)
+
+
+def test_no_file_and_no_json_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot read risk profile"):
+        RiskProfile.load(tmp_path / "none.json")
+    (tmp_path / "cut.json").write_text('{"schema": 1')
+    with pytest.raises(ProfileError, match="is no risk profile"):
+        RiskProfile.load(tmp_path / "cut.json")
+
+
+def test_a_codec_the_profile_does_not_know_is_refused(calibrated: Calibrated) -> None:
+    model = CalibratedRisk(calibrated.profile, calibrated.graph)
+    unit = next(u for u in calibrated.graph.units.values() if "mlp.up:" in u.name)
+    assert model.risk(unit, "int8") < model.risk(unit, "fp8_e4m3")
+    only = msgspec.structs.replace(
+        calibrated.profile,
+        kept=tuple(
+            msgspec.structs.replace(c, errors={"int8": c.errors["int8"]})
+            for c in calibrated.profile.kept
+        ),
+    )
+    with pytest.raises(ProfileError, match="not calibrated for codec 'fp8_e4m3'; it knows int8"):
+        CalibratedRisk(only, calibrated.graph).risk(unit, "fp8_e4m3")
+
+
+class _Odd(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.kind = nn.Linear(64, 64), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        if self.kind == "random":
+            y = torch.nn.functional.dropout(y, 0.5)
+        return y if self.kind == "vector" else y.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [("random", "draws random numbers"), ("vector", "the scalar loss")],
+)
+def test_updates_that_cannot_be_calibrated(kind: str, complaint: str) -> None:
+    torch._dynamo.reset()
+    with pytest.raises(RegionError, match=complaint):
+        calibrate(_Odd(kind), [(torch.randn(4, 64),)], progress=False)
+
+
+def test_no_batch_is_refused() -> None:
+    with pytest.raises(OptionError, match="batches is empty"):
+        calibrate(_Odd(""), [], progress=False)
+    with pytest.raises(OptionError, match="depth_buckets is 0"):
+        calibrate(_Odd(""), [], depth_buckets=0)

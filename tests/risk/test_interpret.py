@@ -1,0 +1,67 @@
+"""Interpreting a joint graph under changes gives what the rewritten graph gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hilore_planner.calibration.interpret import Change, JointInterpreter
+from hilore_planner.calibration.measure import change_by
+from hilore_planner.passes.codecs import codec_named
+from tests.passes.joint import Traced, cut, trace_update
+from tests.passes.placements import placements, problem_of
+from tests.passes.programs import Stack, seeded
+
+
+@pytest.fixture(scope="module")
+def stack() -> Traced:
+    """Two equal layers in float32; 2 x 32 tokens."""
+    generator = torch.Generator().manual_seed(1)
+    return trace_update(seeded(Stack), torch.randn(2, 32, 64, generator=generator))
+
+
+def _changes(placement: dict[str, str], interpreter: JointInterpreter) -> dict[str, Change]:
+    changes: dict[str, Change] = {}
+    for name, action in placement.items():
+        if action.startswith("compress:"):
+            changes[name] = change_by(codec_named(action.removeprefix("compress:")))
+        elif action == "recompute" and name in interpreter.makers:
+            changes[name] = "recompute"
+    return changes
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+def test_changes_are_what_the_rewriter_does(stack: Traced, data: st.DataObject) -> None:
+    graph = stack.units()
+    placement = data.draw(placements(problem_of(graph), is_exact=False))
+    interpreter = JointInterpreter.of(graph)
+    values = interpreter.forward(stack.primals)
+    found = dict(interpreter.gradients(values, _changes(placement, interpreter)))
+    _, expected = cut(graph, placement).run(stack)
+    (tangent,) = stack.tangents()
+    for index, gradient in enumerate(expected):
+        if gradient is not None:
+            torch.testing.assert_close(found[index] * tangent, gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_without_changes_the_gradient_is_autograds(stack: Traced) -> None:
+    interpreter = JointInterpreter.of(stack.units())
+    gradients = dict(interpreter.gradients(interpreter.forward(stack.primals)))
+    model = seeded(Stack)
+    torch.autograd.backward(
+        model(stack.primals[-1] if stack.primals[-1].dim() == 3 else _input(stack))
+    )
+    expected = {tuple(p.shape): p.grad for p in model.parameters()}
+    assert {tuple(g.shape) for g in gradients.values()} == set(expected)
+    total = sum(float(g.square().sum()) for g in gradients.values())
+    whole = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+    assert total == pytest.approx(whole, rel=1e-4)
+
+
+def test_only_what_backward_may_read_is_kept(stack: Traced) -> None:
+    interpreter = JointInterpreter.of(stack.units())
+    values = interpreter.forward(stack.primals)
+    assert values.keys() == interpreter.at_hand | set(interpreter.joint.primals)
