@@ -7,7 +7,6 @@ through a name defined here, so that a new torch release means work in one file.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import operator
 import threading
@@ -27,14 +26,18 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hilore_planner.passes.compat_ops import added_mm, held_after
+
 __all__ = [
     "CustomPartitionerFn",
+    "added_mm",
     "compile_fx",
     "cse",
     "default_partition",
     "extract_forward_backward",
     "forward_region_end",
     "get_hash_for_files",
+    "held_after",
     "hint",
     "is_sym_node",
     "must_save",
@@ -263,45 +266,26 @@ def backward_frees_tangents() -> bool:
     return hasattr(torch.autograd.Function, "boxed_grads_call")
 
 
-@functools.cache
-def held_after() -> Any:
-    """The operator ``held_after(value, anchor)``: the value itself, made no earlier than the anchor.
-
-    Inductor lowers it to an ordering between two kernels and to nothing at run time.
-    """
-    from torch._inductor import ir
-    from torch._inductor.lowering import register_lowering
-    from torch._inductor.virtualized import V
-
-    @torch.library.custom_op("hilore::held_after", mutates_args=())
-    def op(value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        return value.clone()
-
-    @op.register_fake
-    def _(value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(value)
-
-    def buffer_behind(value: Any) -> Any:
-        """The buffer a lowered value lives in, made to exist; views are looked through."""
-        while not isinstance(value, ir.Buffer):
-            if isinstance(value, ir.StorageBox):
-                value.realize()
-            value = value.data
-        return value
-
-    @register_lowering(torch.ops.hilore.held_after.default, type_promotion_kind=None)
-    def _(value: Any, anchor: Any) -> Any:
-        made, before = buffer_behind(value), buffer_behind(anchor)
-        if isinstance(made, ir.MultiOutput):
-            made = made.inputs[0]
-        are_kernels = all(isinstance(buffer, ir.Operation) for buffer in (made, before))
-        if are_kernels and made is not before:
-            V.graph.additional_buffer_deps[made.get_operation_name()].add(before.get_name())
-        return value
-
-    return torch.ops.hilore.held_after.default
-
-
 def set_activation_memory_budget(budget: float) -> None:
     """Torch's own planner, for comparison: share of its default saved bytes to keep, 0 to 1."""
     _functorch_config.activation_memory_budget = budget
+
+
+def fake_mode_of(values: Iterable[Any]) -> Any:
+    """The fake-tensor mode that some of ``values`` belong to; None where none is fake."""
+    return torch._guards.detect_fake_mode(list(values))
+
+
+def new_fake_mode() -> contextlib.AbstractContextManager[Any]:
+    """A mode in which tensors have shapes and types but no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode: contextlib.AbstractContextManager[Any] = FakeTensorMode()
+    return mode
+
+
+def trace_errors() -> tuple[type[Exception], ...]:
+    """What Dynamo raises where a program cannot be traced whole."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return (TorchDynamoException,)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule, Node
@@ -33,6 +34,11 @@ Loss = Callable[[Tensor, Batch], Tensor]
 
 def update(b: Batch, loss: Loss) -> Tensor:
     return loss(log_probs(responses(b), b.weight, b.targets), b)
+
+
+def tied_update(b: Batch, loss: Loss) -> Tensor:
+    hidden = responses(b) + F.embedding(b.targets, b.weight)
+    return loss(log_probs(hidden, b.weight, b.targets), b)
 
 
 def gradients(
@@ -102,13 +108,40 @@ def test_inductor_computes_the_same(loss: Loss, dynamic: bool) -> None:
 
 
 @pytest.mark.compat
-def test_inductor_keeps_one_chunk_of_logits_alive() -> None:
-    """Logits and their gradient: were the logits of all chunks made first, there would be four."""
+@pytest.mark.parametrize(("loss", "is_tied"), [(ppo, False), (gspo, True)])
+def test_inductor_holds_one_chunk_of_logits_and_one_weight_gradient(
+    loss: Loss, is_tied: bool
+) -> None:
+    """Their gradient is written over the logits, and every chunk's product is added in place.
+
+    Early and rebuilt. Were the logits of all chunks made first, there would be four.
+    """
     torch._dynamo.reset()
     b = batch(sequences=4, tokens=16, vocabulary=600, dtype=torch.bfloat16)
-    run = torch.compile(update, backend=inductor(4))
-    _, (forward,) = run_and_get_code(run, b, ppo)
-    assert most_alive(forward, "(16, 600)") == 2
+    run = torch.compile(tied_update if is_tied else update, backend=inductor(4))
+    _, codes = run_and_get_code(lambda: gradients(run, b, loss, 1.0))
+    code = codes[0] if loss is ppo else codes[1]
+    assert most_alive(code, "(16, 600)") == 1
+    assert is_tied or most_alive(code, "(600, 8)") == 1  # the embedding's gradient has that shape
+    added = re.findall(r"extern_kernels\.addmm\((buf\d+), .*out=(buf\d+)\)", code)
+    assert len(added) == 3
+    assert all(total == out for total, out in added)
+
+
+@pytest.mark.compat
+def test_a_total_that_others_read_later_is_not_overwritten() -> None:
+    """The operator is a function: in place is how it is compiled where nobody can tell."""
+    torch._dynamo.reset()
+    added_mm, left, right = compat.added_mm(), torch.ones(3, 2), torch.ones(2, 4)
+
+    def twice(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        first = left @ right
+        second = added_mm(first, left, right)
+        return second + 1, first.view(4, 3) * 2
+
+    second, first = torch.compile(twice, backend="inductor")(left, right)
+    torch.testing.assert_close(second, torch.full((3, 4), 5.0))
+    torch.testing.assert_close(first, torch.full((4, 3), 4.0))
 
 
 def most_alive(code: str, shape: str) -> int:
@@ -158,7 +191,8 @@ def test_a_chunk_waits_for_the_one_before() -> None:
         for node in cut.graph.nodes
         if node.target is torch.ops.aten.mm.default and node.meta["val"].shape[1] == 503
     ]
-    gradients_of = [node for node in cut.graph.nodes if node.target is torch.ops.aten.addmm.default]
+    gradients_of = [node for node in cut.graph.nodes if node.target is compat.added_mm()]
+    assert len(gradients_of) == 3
     assert len(logits) == 4
     for later, total in zip(logits[2:], gradients_of, strict=False):
         assert total in _ancestors(later)

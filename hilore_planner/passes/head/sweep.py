@@ -9,7 +9,9 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
+from hilore_planner.passes import compat
 from hilore_planner.passes.head.emit import Emitter
+from hilore_planner.passes.head.one_hot import picks_one, sum_instead_of_gather
 from hilore_planner.passes.head.operands import operands
 from hilore_planner.passes.head.reach import MATMULS
 from hilore_planner.passes.head.shapes import shape_of, tensor_of
@@ -143,9 +145,11 @@ class _OneChunk:
             self._make_wait(node, recipe)
         args = map_aggregate(recipe.args, self._fill)
         kwargs = map_aggregate(recipe.kwargs, self._fill)
+        if picks_one(node):
+            return sum_instead_of_gather(self.emitter, node, args[0], args[2])
         total = self.totals.get(node)
         if total is not None and recipe.target is aten.mm.default:
-            return self.emitter.call(node, aten.addmm.default, total, *args)
+            return self.emitter.call(node, compat.added_mm(), total, *args)
         part = self.emitter.call(node, recipe.target, *args, **kwargs)
         if total is not None:
             return self.emitter.call(node, aten.add.Tensor, total, part)

@@ -1,0 +1,151 @@
+"""Operators of our own, and how Inductor lowers them: the part of :mod:`compat` that writes kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+
+@functools.cache
+def held_after() -> Any:
+    """The operator ``held_after(value, anchor)``: the value itself, made no earlier than the anchor.
+
+    Inductor lowers it to an ordering between two kernels and to nothing at run time.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    @torch.library.custom_op("hilore::held_after", mutates_args=())
+    def op(value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @op.register_fake
+    def _(value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(value)
+
+    def lowering(value: Any, anchor: Any) -> Any:
+        made, before = _kernel_behind(value), _kernel_behind(anchor)
+        are_kernels = all(isinstance(kernel, ir.Operation) for kernel in (made, before))
+        if are_kernels and made is not before:
+            V.graph.additional_buffer_deps[made.get_operation_name()].add(before.get_name())
+        return value
+
+    return _lowered(torch.ops.hilore.held_after.default, lowering)
+
+
+@functools.cache
+def added_mm() -> Any:
+    """The operator ``added_mm(total, left, right)``: ``total + left · right``.
+
+    Inductor lowers it to a product added in ``total``'s own memory, if nothing reads the old total later. Shapes: total (M, N), left (M, K), right (K, N), of one dtype; the result is rounded to it once.
+    """
+    from torch.utils.flop_counter import mm_flop, register_flop_formula
+
+    @torch.library.custom_op("hilore::added_mm", mutates_args=())
+    def op(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(total, left, right)
+
+    @op.register_fake
+    def _(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(total)
+
+    @register_flop_formula(torch.ops.hilore.added_mm)
+    def _(total: Any, left: Any, right: Any, *, out_shape: Any = None, **_: Any) -> Any:
+        return mm_flop(left, right)
+
+    return _lowered(torch.ops.hilore.added_mm.default, _lower_added_mm)
+
+
+def _lower_added_mm(total: Any, left: Any, right: Any) -> Any:
+    """One library call that reads and writes the total, or a plain ``addmm`` where others need the old total."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
+
+    if not _is_last_reader(V.graph.current_node):
+        return lowerings[torch.ops.aten.addmm.default](total, left, right)
+    target, *operands = (ir.ExternKernel.realize_input(value) for value in (total, left, right))
+    kernel = ir.ExternKernelOut(
+        layout=ir.MutationLayoutSHOULDREMOVE(target),
+        inputs=[target, *operands],
+        kwargs={"alpha": 1, "beta": 1},
+        python_kernel_name="extern_kernels.addmm",
+        ordered_kwargs_for_cpp_kernel=("beta", "alpha"),
+        op_overload=torch.ops.aten.addmm.out,
+    )
+    kernel.output_view = _whole_view(target)  # it has a name of its own, but no memory
+    _writers()[target.get_name()] = kernel
+    return total
+
+
+def _is_last_reader(node: Node) -> bool:
+    """Whether the total comes from a product of this graph, and whatever else reads it does so before ``node``."""
+    root: Any = node.args[0]
+    while root.target is held_after():
+        root = root.args[0]
+    if root.target not in (torch.ops.aten.mm.default, added_mm()):
+        return False
+    looks = [root]
+    for look in looks:
+        for user in look.users:
+            if user is node:
+                continue
+            if user > node:
+                return False
+            if _is_look(user):
+                looks.append(user)
+    return True
+
+
+def _is_look(node: Node) -> bool:
+    """Whether a node's value is another look at its first argument."""
+    if node.target in (torch.ops.aten.reshape.default, held_after()):
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def _whole_view(value: Any) -> Any:
+    from torch._inductor import ir
+
+    if isinstance(value, ir.ReinterpretView):
+        return value
+    return ir.ReinterpretView(data=ir.StorageBox(_buffer_behind(value)), layout=value.get_layout())
+
+
+def _lowered(overload: Any, lowering: Callable[..., Any]) -> Any:
+    from torch._inductor.lowering import register_lowering
+
+    register_lowering(overload, type_promotion_kind=None)(lowering)
+    return overload
+
+
+def _buffer_behind(value: Any) -> Any:
+    """The buffer a lowered value lives in, made to exist; views are looked through."""
+    from torch._inductor import ir
+
+    while not isinstance(value, ir.Buffer):
+        if isinstance(value, ir.StorageBox):
+            value.realize()
+        value = value.data
+    return value
+
+
+def _kernel_behind(value: Any) -> Any:
+    """The kernel that has made a lowered value what it is now."""
+    from torch._inductor import ir
+
+    buffer = _buffer_behind(value)
+    kernel = _writers().get(buffer.get_name(), buffer)
+    return kernel.inputs[0] if isinstance(kernel, ir.MultiOutput) else kernel
+
+
+def _writers() -> dict[str, Any]:
+    """Of the graph that is being lowered: who last wrote into a buffer, by its name, where that is not who made it."""
+    from torch._inductor.virtualized import V
+
+    found: dict[str, Any] = V.graph.__dict__.setdefault("hilore_writers", {})
+    return found
