@@ -41,7 +41,9 @@ def held_after() -> Any:
 def added_mm() -> Any:
     """The operator ``added_mm(total, left, right)``: ``total + left · right``.
 
-    Inductor lowers it to a product added in ``total``'s own memory, if nothing reads the old total later. Shapes: total (M, N), left (M, K), right (K, N), of one dtype; the result is rounded to it once.
+    Inductor lowers it to a product added in ``total``'s own memory, if nothing reads the old total later.
+
+    Shapes: total (M, N), left (M, K), right (K, N), of one dtype; the result is rounded to it once.
     """
     from torch.utils.flop_counter import mm_flop, register_flop_formula
 
