@@ -90,7 +90,7 @@ def plan_region(
         provenance=_provenance(joint, surroundings, options, costs.kind, head),
         predicted=Figures(
             peak_bytes=solution.peak_bytes,
-            time_ns=costs.program_ns(schedule) + solution.objective_ns,
+            time_ns=costs.program_ns(graph) + solution.objective_ns,
             gradient_error=solution.risk**0.5,
         ),
         fixed_parts=fixed_parts(joint, schedule, surroundings),

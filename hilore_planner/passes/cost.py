@@ -1,93 +1,174 @@
-"""What a choice costs in time, by roofline: the larger of arithmetic and traffic, plus the launch.
+"""What a choice costs in time: the rules, and the roofline that prices by them without measuring.
 
-A rebuilt value that stays in registers costs only the reading of its parents; one that is written out costs the
-write, and a kernel launch. Storing costs nothing where the forward writes the value out anyway.
+A rebuilt value that stays in registers costs what its kernel reads more; one that is written out costs a kernel of its
+own. Storing costs nothing where the forward writes the value out anyway.
 """
 
 from __future__ import annotations
 
-from torch.fx import Node
+from abc import ABC, abstractmethod
+from typing import Protocol
 
+from torch.fx import GraphModule, Node
+
+from hilore_planner.passes.chains import Chain, Chains, pieces, value_bytes
+from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.devices import DeviceProfile
 from hilore_planner.passes.ops import OpKind, flops, tensor
-from hilore_planner.passes.schedule import Schedule, roofline_bytes
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
 _REGISTER_SHARE = 0.1
-"""Arithmetic of a fused replay, as a share of the time to read the value: never quite free."""
+"""Arithmetic of a value made in registers, as a share of the time to move it: never quite free."""
 
 
-class Roofline:
-    """Times from a device profile; ``kind`` marks them as estimated in the plan."""
+class Costs(Protocol):
+    """Times of the choices about a recovery graph, in nanoseconds."""
 
-    kind = "roofline"
+    @property
+    def kind(self) -> str:
+        """How the plan marks them: ``measured`` or ``roofline``."""
 
-    def __init__(self, profile: DeviceProfile) -> None:
-        self.profile = profile
+    def recompute_ns(self, graph: RecoveryGraph, unit: RecoveryUnit) -> int:
+        """Time to make a unit again from its parents."""
 
-    def move_ns(self, size_bytes: float) -> int:
-        """Time to move this many bytes."""
-        return round(1e9 * size_bytes / self.profile.bytes_per_second)
+    def keep_ns(self, unit: RecoveryUnit) -> int:
+        """Time that storing adds to the forward."""
 
+    def encode_ns(
+        self, graph: RecoveryGraph, unit: RecoveryUnit, codec: Codec, kept_bytes: int
+    ) -> int:
+        """Time to write a smaller copy."""
+
+    def decode_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
+        """Time to make the value from its smaller copy."""
+
+    def program_ns(self, graph: RecoveryGraph) -> int:
+        """Time of the whole update, keeping what is stored and recomputing what is not left out."""
+
+    def graphs_ns(self, *graphs: GraphModule) -> int:
+        """Time of a plan's forward and backward graphs, as they are rewritten."""
+
+
+class PricedByPiece(ABC):
+    """The rules, given the price of what runs by itself."""
+
+    kind: str
+
+    def __init__(self, launch_ns: int) -> None:
+        """``launch_ns``: of a kernel, beyond its work."""
+        self.launch_ns = launch_ns
+        self._last: tuple[RecoveryGraph, Chains] | None = None
+
+    @abstractmethod
     def node_ns(self, node: Node) -> int:
-        """Time of an extern op on its own."""
-        value = tensor(node)
-        moved = sum(
-            roofline_bytes(v) for n in (node, *node.all_input_nodes) if (v := tensor(n)) is not None
-        )
-        reference = value if value is not None else tensor(node.all_input_nodes[0])
-        rate = self.profile.flops_per_second(reference.dtype if reference is not None else None)  # type: ignore[arg-type]
-        return max(round(1e9 * flops(node) / rate), self.move_ns(moved)) + self.profile.launch_ns
+        """Time of a kernel of its own."""
+
+    @abstractmethod
+    def chain_ns(self, chain: Chain) -> int:
+        """Time of fusible work."""
+
+    @abstractmethod
+    def move_ns(self, size_bytes: int) -> int:
+        """Time to read or write this many bytes in a kernel that runs anyway."""
+
+    @abstractmethod
+    def encode_alone_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
+        """Time of a kernel that reads a unit and writes its smaller copy."""
+
+    @abstractmethod
+    def decode_alone_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
+        """Time of a kernel that reads a smaller copy and writes the unit."""
 
     def recompute_ns(self, graph: RecoveryGraph, unit: RecoveryUnit) -> int:
         """Time to make ``unit`` again from its parents."""
         kind = graph.schedule.kinds[unit.maker]
-        if kind is OpKind.VIEW:
+        if kind is OpKind.VIEW or not unit.can_recompute:
             return 0
         if kind is OpKind.EXTERN:
             return self.node_ns(unit.maker)
+        chains = self.chains(graph)
         if unit.rebuilt_bytes == 0:
-            return max(1, round(_REGISTER_SHARE * self.move_ns(unit.kept_bytes)))
-        read = sum(graph.units[parent].kept_bytes for parent in graph.parents(unit.name))
-        return (
-            self.move_ns(unit.rebuilt_bytes + min(read, 2 * unit.kept_bytes))
-            + self.profile.launch_ns
-        )
+            more_bytes = max(0, chains.extra_reads_bytes(unit))
+            return max(self._registers_ns(unit), self.move_ns(more_bytes))
+        return self.chain_ns(chains.of_unit(unit))
 
     def keep_ns(self, unit: RecoveryUnit) -> int:
         """Time that storing adds: a write that fusion would have saved."""
         return 0 if unit.is_written_in_forward else self.move_ns(unit.kept_bytes)
 
-    def encode_ns(self, graph: RecoveryGraph, unit: RecoveryUnit, kept_bytes: int) -> int:
-        """Time to write the smaller copy; an extern op's output is read once more for it."""
-        reads = unit.kept_bytes if graph.schedule.kinds[unit.maker] is not OpKind.FUSIBLE else 0
-        return self.move_ns(kept_bytes + reads)
+    def encode_ns(
+        self, graph: RecoveryGraph, unit: RecoveryUnit, codec: Codec, kept_bytes: int
+    ) -> int:
+        """Time to write the smaller copy; a fusible unit's is written by the kernel that makes the unit."""
+        alone_ns = self.encode_alone_ns(unit, codec, kept_bytes)
+        if graph.schedule.kinds[unit.maker] is not OpKind.FUSIBLE:
+            return alone_ns
+        saved_ns = self.move_ns(value_bytes(unit.maker)) + self.launch_ns
+        return max(self.move_ns(kept_bytes), alone_ns - saved_ns)
 
-    def decode_ns(self, unit: RecoveryUnit, kept_bytes: int) -> int:
-        """Time to read the copy and write the value where its reader is a kernel of its own."""
+    def decode_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
+        """Time to read the copy and write the value, where its reader is a kernel of its own; else it reads less."""
         if unit.rebuilt_bytes == 0:
-            return max(1, round(_REGISTER_SHARE * self.move_ns(unit.kept_bytes)))
-        return self.move_ns(kept_bytes + unit.rebuilt_bytes) + self.profile.launch_ns
+            return self._registers_ns(unit)
+        return self.decode_alone_ns(unit, codec, kept_bytes)
 
-    def program_ns(self, schedule: Schedule) -> int:
-        """Time of the whole update when nothing is recomputed."""
-        total = 0
-        for step in schedule.steps:
-            if schedule.kinds[step[0]] is OpKind.EXTERN:
-                total += self.node_ns(step[0])
-            else:
-                total += self._fused_ns(schedule, step)
-        return total
+    def program_ns(self, graph: RecoveryGraph) -> int:
+        """Time of the whole update when nothing is recomputed that has a unit, and nothing more is written for it."""
+        schedule, chains = graph.schedule, self.chains(graph)
+        return sum(
+            self.node_ns(step[0])
+            if schedule.kinds[step[0]] is OpKind.EXTERN
+            else self.chain_ns(chains.of_step(index))
+            for index, step in enumerate(schedule.steps)
+        )
 
-    def _fused_ns(self, schedule: Schedule, step: tuple[Node, ...]) -> int:
-        """A fused step reads what comes from outside it and writes what is read outside it."""
-        inside = set(step)
-        outer = {arg for node in step for arg in node.all_input_nodes if arg not in inside}
-        values = [tensor(node) for node in outer]
-        written = [
-            tensor(node)
-            for node in step
-            if any(user in schedule.step_of and user not in inside for user in node.users)
-        ]
-        moved = sum(roofline_bytes(v) for v in (*values, *written) if v is not None)
-        return self.move_ns(moved) + self.profile.launch_ns
+    def graphs_ns(self, *graphs: GraphModule) -> int:
+        """Time of a plan's forward and backward graphs."""
+        return sum(self.piece_ns(piece) for graph in graphs for piece in pieces(graph))
+
+    def piece_ns(self, piece: Node | Chain) -> int:
+        """Time of what runs by itself."""
+        return self.chain_ns(piece) if isinstance(piece, Chain) else self.node_ns(piece)
+
+    def _registers_ns(self, unit: RecoveryUnit) -> int:
+        return max(1, self.move_ns(round(_REGISTER_SHARE * unit.kept_bytes)))
+
+    def chains(self, graph: RecoveryGraph) -> Chains:
+        """The chains of a graph, cut once."""
+        if self._last is None or self._last[0] is not graph:
+            self._last = graph, Chains(graph)
+        return self._last[1]
+
+
+class Roofline(PricedByPiece):
+    """Times from a device profile: the larger of arithmetic and traffic, plus the launch."""
+
+    kind = "roofline"
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        super().__init__(profile.launch_ns)
+        self.profile = profile
+
+    def move_ns(self, size_bytes: int) -> int:
+        """Time to move this many bytes."""
+        return round(1e9 * size_bytes / self.profile.bytes_per_second)
+
+    def node_ns(self, node: Node) -> int:
+        """Time of an op on its own."""
+        moved = sum(map(value_bytes, (node, *node.all_input_nodes)))
+        value = tensor(node)
+        reference = value if value is not None else tensor(node.all_input_nodes[0])
+        rate = self.profile.flops_per_second(reference.dtype if reference is not None else None)  # type: ignore[arg-type]
+        return max(round(1e9 * flops(node) / rate), self.move_ns(moved)) + self.launch_ns
+
+    def chain_ns(self, chain: Chain) -> int:
+        """Time of one kernel that reads the inputs and writes the outputs."""
+        return self.move_ns(chain.moved_bytes) + self.launch_ns if chain.nodes else 0
+
+    def encode_alone_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
+        """Time to read the value and write the copy."""
+        return self.move_ns(value_bytes(unit.maker) + kept_bytes) + self.launch_ns
+
+    def decode_alone_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
+        """Time to read the copy and write the value."""
+        return self.move_ns(kept_bytes + unit.rebuilt_bytes) + self.launch_ns

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import accepts, codec_named
-from hilore_planner.passes.cost import Roofline
+from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
 from hilore_planner.passes.schedule import fixed_bytes
@@ -16,7 +16,7 @@ from hilore_planner.solvers.problem import CompressedForm, PlacementProblem, Pos
 
 def build_problem(
     graph: RecoveryGraph,
-    costs: Roofline,
+    costs: Costs,
     *,
     codecs: Sequence[str],
     base_bytes: int,
@@ -38,7 +38,7 @@ def build_problem(
 
 def _unit(
     graph: RecoveryGraph,
-    costs: Roofline,
+    costs: Costs,
     risks: RiskModel,
     unit: RecoveryUnit,
     codecs: Sequence[str],
@@ -84,7 +84,7 @@ def _is_attention_statistic(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
 
 def _forms(
     graph: RecoveryGraph,
-    costs: Roofline,
+    costs: Costs,
     risks: RiskModel,
     unit: RecoveryUnit,
     codecs: Sequence[str],
@@ -101,8 +101,8 @@ def _forms(
                 CompressedForm(
                     codec=name,
                     kept_bytes=kept,
-                    encode_ns=costs.encode_ns(graph, unit, kept),
-                    decode_ns=costs.decode_ns(unit, kept),
+                    encode_ns=costs.encode_ns(graph, unit, codec, kept),
+                    decode_ns=costs.decode_ns(unit, codec, kept),
                     risk=risks.risk(unit, name),
                 )
             )

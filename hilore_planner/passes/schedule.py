@@ -83,27 +83,26 @@ def build_schedule(joint: JointGraph) -> Schedule:
     """Cut the joint graph into steps and collect its storages."""
     nodes = (*joint.forward, *joint.backward)
     kinds = {node: kind_of(node) for node in nodes}
-    steps = _steps(joint.forward, kinds)
+    steps = list(cut_steps(joint.forward, kinds))
     first_backward = len(steps)
-    steps += _steps(joint.backward, kinds)
+    steps += cut_steps(joint.backward, kinds)
     step_of = {node: index for index, step in enumerate(steps) for node in step}
     return Schedule(tuple(steps), step_of, first_backward, _storages(joint, nodes, kinds), kinds)
 
 
-def _steps(nodes: Iterable[Node], kinds: dict[Node, OpKind]) -> list[tuple[Node, ...]]:
-    steps: list[tuple[Node, ...]] = []
+def cut_steps(nodes: Iterable[Node], kinds: dict[Node, OpKind]) -> Iterator[tuple[Node, ...]]:
+    """The steps of one side in order; views belong to none."""
     run: list[Node] = []
     for node in nodes:
         if kinds[node] is OpKind.FUSIBLE:
             run.append(node)
         elif kinds[node] is OpKind.EXTERN:
             if run:
-                steps.append(tuple(run))
+                yield tuple(run)
                 run = []
-            steps.append((node,))
+            yield (node,)
     if run:
-        steps.append(tuple(run))
-    return steps
+        yield tuple(run)
 
 
 def _storages(
