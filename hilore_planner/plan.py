@@ -18,6 +18,9 @@ from hilore_planner.solvers.problem import PlacementProblem, Solution, Unit
 
 SCHEMA_VERSION = 1
 
+CHECKED = "checked"
+"""Key of a plan's provenance: ``no`` where its peak was not compared with compiled code."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnitSource:

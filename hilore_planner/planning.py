@@ -56,10 +56,12 @@ def plan_region(
     head: str = "",
     correction: Correction = NO_CORRECTION,
     loaded: PlacementPlan | None = None,
+    must_fit: bool = True,
 ) -> PlannedRegion:
     """Build the region's problem and solve it, or check that a loaded plan fits it.
 
-    ``correction`` is what compiling an earlier plan of the region taught about its peak.
+    ``correction`` is what compiling an earlier plan of the region taught about its peak. Without ``must_fit`` a plan
+    for which nothing fits is returned all the same, and says so in its status.
 
     Raises:
         InfeasibleError: no placement fits ``cap_bytes``.
@@ -96,7 +98,8 @@ def plan_region(
         fixed_parts=fixed_parts(joint, schedule, surroundings),
         vocabulary=vocabulary_size(joint),
     )
-    plan.require_feasible()
+    if must_fit:
+        plan.require_feasible()
     return PlannedRegion(plan, graph)
 
 

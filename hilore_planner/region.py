@@ -17,7 +17,7 @@ from hilore_planner.sizes import format_bytes
 
 log = logging.getLogger(__name__)
 
-_STATES_PER_PARAMETER = {
+STATES_PER_PARAMETER = {
     "Adam": 2,
     "AdamW": 2,
     "NAdam": 2,
@@ -153,7 +153,7 @@ def pending_optimizer_bytes(device: torch.device) -> int:
     for optimizer in _optimizers():
         if optimizer.state:
             continue
-        states = _STATES_PER_PARAMETER.get(type(optimizer).__name__, 0)
+        states = STATES_PER_PARAMETER.get(type(optimizer).__name__, 0)
         for group in optimizer.param_groups:
             factor = states + bool(group.get("amsgrad")) + bool(group.get("momentum"))
             total += factor * sum(

@@ -5,7 +5,7 @@ Shapes: B sequences of P prompt and T response tokens; D hidden size, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from hilore_planner.grpo.base import PolicyLoss
 from hilore_planner.grpo.batch import LossBatch
 from hilore_planner.grpo.dead_rows import drop_dead, select
+from hilore_planner.grpo.models import SHAPES
 from hilore_planner.grpo.trl import TRLLoss
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -36,32 +37,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "vocab_size": 4096,
     },
-    "qwen2.5-0.5b": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-1.5b": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-3b": {
-        "hidden_size": 2048,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-}
-"""Shapes of public models, and two small ones; weights are random."""
+} | {name: shape.config_fields() for name, shape in SHAPES.items() if shape.family == "qwen2"}
+"""Shapes of Qwen2 models: two small ones, and the public ones. Weights are random."""
 
 DAPO = TRLLoss()
 """TRL's default: DAPO's token mean, clipped, without a KL term."""
@@ -152,13 +129,19 @@ def random_batch(
     return Batch(ids, old, advantages, torch.ones(shape, device=device))
 
 
-def actor_loss(model: Any, *, prompt: int, objective: PolicyLoss = DAPO) -> Callable[..., Tensor]:
-    """The function to compile: batch tensors in, scalar loss out.
+CAUSAL: dict[str, None] = {"full_attention": None}
+"""An attention mask that says "none needed": under compilation transformers would otherwise build an explicit
+four-dimensional one, and attention with it is several times slower. Models with one kind of attention refuse it."""
 
-    The attention mask is passed as "none needed": under compilation transformers would otherwise build an explicit
-    four-dimensional one, and attention with it is several times slower.
-    """
-    causal = {"full_attention": None}
+
+def actor_loss(
+    model: Any,
+    *,
+    prompt: int,
+    objective: PolicyLoss = DAPO,
+    attention_mask: Mapping[str, Tensor | None] | None = CAUSAL,
+) -> Callable[..., Tensor]:
+    """The function to compile: batch tensors in, scalar loss out."""
 
     def loss(
         ids: Tensor,
@@ -167,8 +150,8 @@ def actor_loss(model: Any, *, prompt: int, objective: PolicyLoss = DAPO) -> Call
         mask: Tensor,
         weights: Tensor | None = None,
     ) -> Tensor:
-        hidden = model.model(
-            input_ids=ids[:, :-1], attention_mask=causal, use_cache=False
+        hidden = model.base_model(
+            input_ids=ids[:, :-1], attention_mask=attention_mask, use_cache=False
         ).last_hidden_state[:, prompt - 1 :]
         logits = (hidden @ model.lm_head.weight.t()).float()
         chosen = logits.gather(-1, ids[:, prompt:, None])[..., 0]

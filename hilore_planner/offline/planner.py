@@ -1,0 +1,120 @@
+"""``hilore.plan``: the plan of an update that is neither compiled nor run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hilore_planner.errors import OptionError
+from hilore_planner.offline.capture import Update, capture
+from hilore_planner.offline.memory import surroundings_on
+from hilore_planner.options import Options
+from hilore_planner.partitioner import CutSettings, prepare
+from hilore_planner.passes.devices import profile_named
+from hilore_planner.passes.graph import JointGraph
+from hilore_planner.plan import CHECKED, PlacementPlan
+from hilore_planner.planning import plan_region
+from hilore_planner.region import Surroundings, surroundings
+
+_OF_COMPILING = ("plan", "on_mismatch", "dump_dir")
+"""Options about what happens when a plan is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """An update's joint graph and what surrounds it, ready to be planned."""
+
+    joint: JointGraph
+    head: str
+    surroundings: Surroundings
+    options: Options
+    region: str
+    cap_bytes: int
+
+    def plan(self, *, must_fit: bool = True) -> PlacementPlan:
+        """Solve; ``must_fit`` as of :func:`hilore_planner.planning.plan_region`."""
+        planned = plan_region(
+            self.joint,
+            self.surroundings,
+            self.options,
+            region=self.region,
+            cap_bytes=self.cap_bytes,
+            head=self.head,
+            must_fit=must_fit,
+        )
+        origin = planned.plan.provenance
+        unchecked = replace(origin, options=origin.options | {CHECKED: "no"})
+        return replace(planned.plan, provenance=unchecked)
+
+
+def plan(
+    update: Update,
+    *example_inputs: Any,
+    device: str | None = None,
+    optimizer: str | None = None,
+    **options: Any,
+) -> PlacementPlan:
+    """Plan an update that is neither compiled nor run.
+
+    Args:
+        update: what would be given to ``torch.compile``; it must trace as one graph.
+        example_inputs: what it would be called with. Fake tensors are enough: make the model and the inputs under
+            one ``torch._subclasses.FakeTensorMode``.
+        device: profile of the device to plan for (``"h200"``); None: that of the inputs.
+        optimizer: whose state is held on that device (``"adamw"``); None: that of the optimizers there are, as
+            when the update is compiled.
+        options: as of the backend, except ``plan``, ``on_mismatch`` and ``dump_dir``.
+
+    Returns:
+        The plan; its peak is the planner's estimate, as no compiled code was checked.
+
+    Raises:
+        OptionError: an option that is unknown, unreadable, out of range, or only for compiling.
+        RegionError: the update does not trace as one graph, or has no backward.
+        InfeasibleError: nothing fits the cap; it has the smallest cap that something fits.
+    """
+    return trace(update, *example_inputs, device=device, optimizer=optimizer, **options).plan()
+
+
+def trace(
+    update: Update,
+    *example_inputs: Any,
+    device: str | None = None,
+    optimizer: str | None = None,
+    **options: Any,
+) -> Traced:
+    """The part of :func:`plan` before the solver, with the same arguments."""
+    for name in _OF_COMPILING:
+        if name in options:
+            raise OptionError(
+                f"option {name} is for compiling an update; a plan made without is saved by its own .save(path)"
+            )
+    asked = Options.parse(options)
+    profile = None if device is None else profile_named(device)
+    captured = capture(
+        update,
+        example_inputs,
+        attention="cpu" if profile is None else profile.attention,
+        inductor=asked.inductor,
+    )
+    if profile is None:
+        if optimizer is not None:
+            raise OptionError(
+                f"optimizer is {optimizer!r}, but no device is named; without one, the state of the optimizers "
+                "there are is counted"
+            )
+        around = surroundings(captured.inputs)
+    else:
+        around = surroundings_on(profile, captured.inputs, optimizer=optimizer)
+    cap_bytes = asked.resolve(
+        around.total_bytes,
+        around.usable_bytes,
+        auto_reserved_bytes=around.pending_optimizer_bytes,
+    )
+    joint, head = prepare(
+        captured.gm,
+        CutSettings(asked.checkpoint_tags, asked.head, cap_bytes - around.base_bytes),
+        num_forward_outputs=captured.num_forward_outputs,
+        static_input_indices=captured.static_input_indices,
+    )
+    return Traced(joint, head, around, asked, captured.region, cap_bytes)
