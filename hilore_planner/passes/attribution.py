@@ -39,6 +39,18 @@ def module_path(node: Node) -> str:
     if not entries:
         return ""
     path = re.sub(r"^getattr\((.*),\s*['\"](\w+)['\"]\)$", r"\1.\2", str(entries[-1][0]))
+    return _readable(path)
+
+
+def input_path(placeholder: Node) -> str:
+    """Path of the parameter, buffer or argument behind an input of a Dynamo graph (``model.norm.weight``)."""
+    argument = placeholder.meta.get("grapharg")
+    name = str(argument.source.name) if argument is not None else placeholder.name
+    return _readable(re.sub(r"\._(parameters|buffers)\b", "", name)) or placeholder.name
+
+
+def _readable(path: str) -> str:
+    """A guard's way of writing a path, without the local variable it starts from."""
     path = re.sub(r"^[LG]\[['\"][^'\"]*['\"]\]\.?", "", path.replace("._modules", ""))
     return _INDEX.sub(r".\1", path).strip(".")
 

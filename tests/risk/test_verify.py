@@ -1,0 +1,52 @@
+"""Planned gradients against exact ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hilore_planner.errors import RegionError
+from hilore_planner.plan import PlacementPlan
+from hilore_planner.verify import options_of, verify
+from tests.backend.models import Dropped, Noisy, batch
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_a_compressed_plan_is_compared_module_by_module(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Dropped(dropout=0.0), batch(1024, 64)
+    weight = model.layers[0].weight
+    kept = torch.ones_like(weight)
+    weight.grad = kept
+    plan = tmp_path / "plan.json"
+    # Five values of 256 KiB and 97 KiB of weights and gradients are 1377 KiB: something has to be small.
+    options: dict[str, Any] = {"memory_cap": 1_300_000, "gradient_error": 0.02, "plan": str(plan)}
+    options["codecs"] = ["int8"]
+    found = verify(model, (x,), options)
+    actions = set(found.plan.solution.placement.values())
+    assert any(action.startswith("compress:") for action in actions), found.plan.summary()
+    assert {match.module for match in found.modules} == {"layers.0", "layers.1", "layers.2"}
+    assert sum(match.share for match in found.modules) == pytest.approx(1.0)
+    assert 0 < found.total.relative_error < found.predicted_gradient_error
+    assert found.total.cosine == pytest.approx(1.0, abs=1e-6)
+    assert found.loss_difference == 0.0
+    assert PlacementPlan.load(plan).measured.gradient_error == found.total.relative_error
+    assert weight.grad is kept
+    assert options_of(plan) == {**options, "reserved": 0}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo itself asks for it
+def test_an_update_with_graph_breaks_is_refused() -> None:
+    with pytest.raises(RegionError, match="more than one region"):
+        verify(Noisy(), (batch(256, 64),), {"memory_cap": "1GiB"})
