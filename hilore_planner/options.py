@@ -9,13 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
+from hilore_planner.codec_names import ACCEPTED_CODECS, KNOWN_CODECS, check_codec
 from hilore_planner.errors import OptionError
 from hilore_planner.sizes import Size, format_bytes, parse_bytes, parse_size
 
-KNOWN_CODECS = ("int8", "fp8_e4m3")
-
 OnMismatch = Literal["error", "replan"]
-Costs = Literal["roofline"]
+CostSource = Literal["auto", "measured", "roofline"]
 CheckpointTags = Literal["override", "respect", "error"]
 
 _MARGIN = 0.02
@@ -33,15 +32,16 @@ class Options:
     """Bytes under the cap that something else will hold: optimizer state not made yet, a rollout
     engine. ``"auto"``: what the caller of ``resolve`` finds."""
     gradient_error: float = 0.0
-    """Bound on the relative error added to the gradient; 0 stores and recomputes only."""
+    """Bound on the relative error added to the gradient; at 0 no copy loses precision."""
     codecs: tuple[str, ...] = KNOWN_CODECS
-    """Codecs the plan may use where ``gradient_error`` allows any."""
+    """Codecs the plan may use, as far as ``gradient_error`` allows."""
     plan: Path | None = None
     """Plan file: loaded if it is there and fits the graph, else solved and written."""
     on_mismatch: OnMismatch = "error"
     """What to do if the plan file belongs to another graph."""
-    costs: Costs = "roofline"
-    """Where unit times come from."""
+    costs: CostSource | Path = "auto"
+    """Where times come from: measured on the device, its data sheet, or a file of times measured before; ``"auto"``
+    measures on a GPU."""
     checkpoint_tags: CheckpointTags = "override"
     """What to do where the program already uses ``torch.utils.checkpoint``: plan it all the same,
     recompute and store there as it says, or refuse."""
@@ -146,11 +146,8 @@ def _one_of(accepted: tuple[str, ...]) -> Callable[[str, object], str]:
 
 def _read_codecs(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
-        raise _refuse(name, value, f"a list of {', '.join(KNOWN_CODECS)}")
-    for codec in value:
-        if codec not in KNOWN_CODECS:
-            raise OptionError(f"unknown codec {codec!r} (accepted: {', '.join(KNOWN_CODECS)})")
-    return tuple(dict.fromkeys(value))
+        raise _refuse(name, value, f"a list of {ACCEPTED_CODECS}")
+    return tuple(dict.fromkeys(check_codec(codec) for codec in value))
 
 
 def _read_head(name: str, value: object) -> Literal["auto", "off"] | int:
@@ -159,6 +156,14 @@ def _read_head(name: str, value: object) -> Literal["auto", "off"] | int:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     raise _refuse(name, value, "'auto' | 'off' | a number of chunks, 1 or more")
+
+
+def _read_costs(name: str, value: object) -> CostSource | Path:
+    if value == "auto" or value == "measured" or value == "roofline":
+        return value
+    if isinstance(value, Path) or (isinstance(value, str) and value.endswith(".json")):
+        return Path(value)
+    raise _refuse(name, value, "'auto' | 'measured' | 'roofline' | the path of a cost file (.json)")
 
 
 def _read_path(name: str, value: object) -> Path | None:
@@ -191,7 +196,7 @@ _READERS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         "codecs": _read_codecs,
         "plan": _read_plan,
         "on_mismatch": _one_of(get_args(OnMismatch)),
-        "costs": _one_of(get_args(Costs)),
+        "costs": _read_costs,
         "checkpoint_tags": _one_of(get_args(CheckpointTags)),
         "head": _read_head,
         "solver_seconds": _number(1e-3, float("inf"), "a number of seconds, at least 0.001"),

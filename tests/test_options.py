@@ -4,21 +4,22 @@ from pathlib import Path
 
 import pytest
 
+from hilore_planner.codec_names import KNOWN_CODECS
 from hilore_planner.errors import OptionError
-from hilore_planner.options import KNOWN_CODECS, Options
-from hilore_planner.passes.codecs import CODECS
+from hilore_planner.options import Options
+from hilore_planner.passes.codecs import codec_named
 
 GIB = 2**30
 
 
 def test_nothing_given_is_the_defaults() -> None:
     assert Options.parse() == Options.parse({}) == Options()
-    assert Options().codecs == ("int8", "fp8_e4m3")
+    assert Options().codecs == ("int8", "fp8_e4m3", "int6", "int4", "bits")
     assert Options().gradient_error == 0.0
 
 
 def test_the_codecs_named_are_those_there_are() -> None:
-    assert tuple(CODECS) == KNOWN_CODECS
+    assert tuple(codec_named(name).name for name in KNOWN_CODECS) == KNOWN_CODECS
 
 
 def test_reads_every_option() -> None:
@@ -74,7 +75,11 @@ def test_an_unknown_option_names_the_nearest_and_the_accepted() -> None:
         ("gradient_error", -0.1, r"is -0.1; accepted: a number in \[0, 1\)"),
         ("gradient_error", "0.1", r"is '0.1'; accepted: a number"),
         ("gradient_error", float("nan"), r"is nan; accepted: a number"),
-        ("codecs", ["int7"], r"unknown codec 'int7' \(accepted: int8, fp8_e4m3\)"),
+        (
+            "codecs",
+            ["int7"],
+            r"unknown codec 'int7' \(accepted: int8, fp8_e4m3, int6, int4, bits, or tiers",
+        ),
         ("codecs", "int8", r"is 'int8'; accepted: a list"),
         ("plan", 3, r"is 3; accepted: a path"),
         ("plan", "nowhere/update.json", r"accepted: a file in a folder that exists; there is no n"),

@@ -86,8 +86,8 @@ def inline(
 
 def _traced(function: Callable[..., Any], inputs: Sequence[Node], traces: Traces) -> GraphModule:
     values = [node.meta["val"] for node in inputs]
-    layout = tuple((tuple(v.shape), v.stride(), v.dtype) for v in values)
-    if any(isinstance(n, torch.SymInt) for shape, stride, _ in layout for n in (*shape, *stride)):
+    layout = tuple((tuple(v.shape), v.stride(), v.dtype, v.device) for v in values)
+    if any(isinstance(n, torch.SymInt) for v in values for n in (*v.shape, *v.stride())):
         return compat.trace(function, values)  # sizes of this very graph are in its arguments
     key = (function, layout)
     if key not in traces:

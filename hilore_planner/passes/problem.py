@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.codecs import accepts, codec_named
+from hilore_planner.passes.codecs import codec_for, is_wide_float
 from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
@@ -43,7 +43,7 @@ def _unit(
     unit: RecoveryUnit,
     codecs: Sequence[str],
 ) -> Unit:
-    forms = tuple(_forms(graph, costs, risks, unit, codecs)) if compressible(graph, unit) else ()
+    forms = tuple(_forms(graph, costs, risks, unit, codecs)) if _may_shrink(graph, unit) else ()
     return Unit(
         name=unit.name,
         kept_bytes=unit.kept_bytes,
@@ -64,12 +64,14 @@ def _unit(
 
 
 def compressible(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
-    """Whether a smaller copy of a unit may be kept at all."""
+    """Whether a copy of less precision may be kept of a unit."""
     value = tensor(unit.maker)
+    return value is not None and is_wide_float(value) and _may_shrink(graph, unit)
+
+
+def _may_shrink(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
     return (
-        value is not None
-        and accepts(value)
-        and unit.can_store
+        unit.can_store
         and unit.forced not in ("small", "must be saved")
         and not _is_attention_statistic(graph, unit)
     )
@@ -90,11 +92,14 @@ def _forms(
     codecs: Sequence[str],
 ) -> list[CompressedForm]:
     value = tensor(unit.maker)
-    assert value is not None
+    if value is None:
+        return []
     shape = [compat.hint(size) for size in value.shape]
     forms = []
     for name in codecs:
-        codec = codec_named(name)
+        codec = codec_for(unit, name)
+        if not codec.accepts(value):
+            continue
         kept = codec.kept_bytes(shape, value.dtype)
         if kept < unit.kept_bytes:
             forms.append(

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from hilore_planner.errors import PlanFileError
 from hilore_planner.passes import compat
-from hilore_planner.passes.codecs import Codec, codec_named
+from hilore_planner.passes.codecs import Codec, codec_for
 from hilore_planner.passes.emit import Traces, clone_node, inline
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
@@ -111,6 +111,12 @@ class Rewriter:
                 stack.extend(node.all_input_nodes)
         return wanted
 
+    def _codec(self, node: Node, action: str) -> Codec:
+        """The codec that ``action`` keeps a unit's value by."""
+        unit = self._unit(node)
+        assert unit is not None
+        return codec_for(unit, action.removeprefix("compress:"))
+
     def _save(self, node: Node) -> None:
         if node not in self.saved:
             self.saved.append(node)
@@ -121,7 +127,7 @@ class Rewriter:
         for node, action in wanted.items():
             if not action.startswith("compress:"):
                 continue
-            codec = codec_named(action.removeprefix("compress:"))
+            codec = self._codec(node, action)
             with self._fx.inserting_before(node.next):
                 parts = inline(
                     self._fx,
@@ -141,7 +147,7 @@ class Rewriter:
             return node
         if action == "recompute":
             return clone_node(self._fx, node, lambda arg: self._twin(arg, node))
-        codec, dtype = codec_named(action.removeprefix("compress:")), node.meta["val"].dtype
+        codec, dtype = self._codec(node, action), node.meta["val"].dtype
         (value,) = inline(
             self._fx,
             _decoder(codec, dtype),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hilore_planner.passes.codecs import codec_named
+from hilore_planner.passes.codecs import codec_for
 from hilore_planner.passes.units import RecoveryUnit
 
 
@@ -29,7 +29,7 @@ class FirstOrderBound:
 
     def risk(self, unit: RecoveryUnit, codec: str) -> float:
         """Square of the codec's relative error on Gaussian rows."""
-        return codec_named(codec).relative_error ** 2
+        return codec_for(unit, codec).relative_error ** 2
 
     def inexact_risk(self, unit: RecoveryUnit, codecs: Sequence[str]) -> float:
         """The worst codec's risk once more."""

@@ -6,32 +6,31 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
+from hilore_planner.codec_names import KNOWN_CODECS
 from hilore_planner.passes.cost import Roofline
 from hilore_planner.passes.devices import PROFILES
 from hilore_planner.passes.problem import build_problem
 from hilore_planner.passes.units import RecoveryGraph
 from hilore_planner.solvers.problem import PlacementProblem, Unit
 
-CODECS = ("int8", "fp8_e4m3")
-
 
 def problem_of(graph: RecoveryGraph, *, gradient_error: float = 0.5) -> PlacementProblem:
     return build_problem(
         graph,
         Roofline(PROFILES["cpu"]),
-        codecs=CODECS,
+        codecs=KNOWN_CODECS,
         base_bytes=0,
         memory_cap_bytes=2**40,
         gradient_error=gradient_error,
     )
 
 
-def actions(unit: Unit) -> list[str]:
+def actions(unit: Unit, *, is_exact: bool = False) -> list[str]:
     """What may be done for a unit, storing first."""
     return [
         *(["store"] if unit.can_store else []),
         *(["recompute"] if unit.can_recompute else []),
-        *(f"compress:{form.codec}" for form in unit.codecs),
+        *(f"compress:{form.codec}" for form in unit.codecs if not (is_exact and form.risk)),
     ]
 
 
@@ -57,7 +56,6 @@ def prefer(*wanted: str) -> Callable[[Unit], str]:
 @st.composite
 def placements(draw: st.DrawFn, problem: PlacementProblem, *, is_exact: bool) -> dict[str, str]:
     def choose(unit: Unit) -> str:
-        offered = [a for a in actions(unit) if not (is_exact and a.startswith("compress"))]
-        return draw(st.sampled_from(offered), label=unit.name)
+        return draw(st.sampled_from(actions(unit, is_exact=is_exact)), label=unit.name)
 
     return place(problem, choose)

@@ -5,9 +5,10 @@ import torch
 from torch.fx import Interpreter
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.codecs import CODECS, Codec
+from hilore_planner.passes.codecs import Codec, codec_named
 from hilore_planner.passes.emit import clone_node, inline
 from hilore_planner.passes.order import MADE
+from hilore_planner.solvers import replay
 from tests.passes.joint import Traced, cut, trace_update
 from tests.passes.placements import place, prefer, problem_of
 from tests.passes.programs import Block, HandMade, seeded
@@ -15,6 +16,8 @@ from tests.peak.programs import MeanSquare
 
 pytestmark = pytest.mark.compat
 aten = torch.ops.aten
+
+LOSSY = ["int8", "fp8_e4m3", "int6", "int4", "int8[:1/4]+int4[:3/4]+drop", "store[:3/4]+int8"]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,11 @@ def dynamic() -> Traced:
     return trace_update(model, torch.randn(2, 32, 64), dynamic=True)
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
+@pytest.mark.parametrize(
+    "codec",
+    [codec_named(name, rounding) for name in LOSSY for rounding in ("nearest", "stochastic")],
+    ids=lambda codec: codec.name,
+)
 def test_inlined_functions_compute_what_the_function_does(codec: Codec) -> None:
     hand = HandMade()
     x = hand.input("x", 4, 96)
@@ -40,6 +47,7 @@ def test_inlined_functions_compute_what_the_function_does(codec: Codec) -> None:
     assert all(map(torch.equal, found[:-1], expected))
     assert torch.equal(found[-1], codec.decode(expected, torch.float32))
     for node in parts:
+        assert compat.storage_key(node) != compat.storage_key(y)
         assert node.meta["partitioner_tag"] == "is_forward"
         assert node.meta[MADE]
     assert back.meta["partitioner_tag"] == "is_backward"
@@ -76,11 +84,13 @@ def test_a_clone_has_a_storage_of_its_own_and_no_tag() -> None:
     assert compat.storage_key(twin) == compat.storage_key(copy)
 
 
-@pytest.mark.parametrize("wanted", ["recompute", "compress:int8", "compress:fp8_e4m3"])
+@pytest.mark.parametrize("wanted", ["recompute", *(f"compress:{c}" for c in LOSSY[:4])])
 def test_symbolic_sizes_come_from_nodes(dynamic: Traced, wanted: str) -> None:
     graph = dynamic.units()
     assert any(isinstance(s, torch.SymInt) for n in graph.joint.forward for s in _shape(n))
-    placement = place(problem_of(graph), prefer(wanted, "store"))
+    problem = problem_of(graph)
+    placement = place(problem, prefer(wanted, "store"))
+    risk = replay(problem, placement).risk
     assert wanted in placement.values()
     result = cut(graph, placement)
     for gm in (result.forward, result.backward):
@@ -98,7 +108,7 @@ def test_symbolic_sizes_come_from_nodes(dynamic: Traced, wanted: str) -> None:
         if wanted == "recompute":
             assert torch.equal(found, wanted_value)
         else:
-            assert (found - wanted_value).norm() <= 0.1 * wanted_value.norm()
+            assert (found - wanted_value).norm() <= risk**0.5 * wanted_value.norm()
 
 
 def _shape(node: torch.fx.Node) -> tuple[object, ...]:

@@ -1,0 +1,99 @@
+"""What a codec is, and what several share.
+
+Encode and decode are plain functions of tensors; the rewriting pass traces them into the graph, where Inductor fuses
+encode with whatever else reads the value, and decode into its readers. Inductor fuses kernels that go over the same
+elements in the same way, so an encode is made of pointwise work and of sums and maxima over one size of group, and
+nothing else: it then shares one kernel, and one reading of the value, with the forward's own work.
+
+Shapes: x (..., F). Groups run along the last dimension: (..., G, g) with G·g = F.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Rounding = Literal["nearest", "stochastic"]
+
+ROUND_UP = 1 + 2.0**-8
+"""Makes up for the rounding of a scale to bf16: no value is beyond the last code."""
+SMALLEST_PEAK = 1e-35
+"""Scales below are subnormal, which devices flush to zero: smaller values come back as zero."""
+_COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Codec(Protocol):
+    """A way to keep a value in fewer bytes. Immutable and hashable: equal codecs are traced once."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def name(self) -> str:
+        """As in the option ``codecs`` and in plan files."""
+        ...
+
+    @property
+    def relative_error(self) -> float:
+        """Root-mean-square error over root-mean-square value of independent Gaussian values."""
+        ...
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether decode gives back the very value."""
+        ...
+
+    @property
+    def num_parts(self) -> int:
+        """How many tensors are kept of a value."""
+        ...
+
+    def accepts(self, value: Tensor) -> bool:
+        """Whether a (fake) value's dtype and shape allow the codec."""
+        ...
+
+    def kept_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Bytes of the parts of a value of this shape."""
+        ...
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The ``num_parts`` tensors that are kept of a value."""
+        ...
+
+    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """The value, from its parts."""
+        ...
+
+
+def is_wide_float(value: Tensor) -> bool:
+    """Whether a value is floating point of 16 or 32 bits, with a feature dimension of fixed size."""
+    has_features = value.dim() >= 2 and isinstance(value.shape[-1], int) and value.shape[-1] > 0
+    return value.dtype in _COMPRESSIBLE and has_features
+
+
+def largest_divisor(features: int, limit: int) -> int:
+    """Largest divisor of ``features`` up to ``limit``."""
+    sizes = range(min(limit, features), 0, -1)
+    return next(size for size in sizes if features % size == 0)
+
+
+def in_groups(x: Tensor, size: int) -> Tensor:
+    """X (..., F) as (..., F/size, size)."""
+    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
+
+
+def scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Scales are bf16 for half-precision values (range matters, not digits), else fp32."""
+    return torch.bfloat16 if dtype.itemsize == 2 else torch.float32
+
+
+def scale_of(peak: Tensor, largest: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """Scale that maps ``peak`` to ``largest`` or just below, as it is kept for values of ``dtype``.
+
+    At the very end of the dtype's range it maps it to up to 0.6% above, so that ``largest`` decodes to a finite value.
+    """
+    end = torch.finfo(dtype).max * (2 - ROUND_UP)
+    safe = (peak.clamp_min(SMALLEST_PEAK) * ROUND_UP).clamp_max(end)
+    return (safe / largest).to(scale_dtype(dtype))

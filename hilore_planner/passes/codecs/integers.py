@@ -1,0 +1,164 @@
+"""Whole numbers of steps, a scale for each group of a row: int8, int6, int4.
+
+A group with infinities or NaNs has a negative scale. There the two outermost codes stand for the infinities and the
+code below them for NaN; finite values share the codes between. Other groups never see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hilore_planner.passes.codecs.base import (
+    Rounding,
+    in_groups,
+    is_wide_float,
+    largest_divisor,
+    scale_dtype,
+    scale_of,
+)
+from hilore_planner.passes.codecs.packing import pack, unpack, words_of
+from hilore_planner.passes.codecs.rounding import rounded
+
+
+def quantise(
+    groups: Tensor, largest: int, dtype: torch.dtype, rounding: Rounding
+) -> tuple[Tensor, Tensor]:
+    """Codes in [-largest - 1, largest], float32, and scales.
+
+    Shapes: groups (..., G, g) float32, of values that had ``dtype``; codes alike; scales (..., G, 1).
+    """
+    magnitude = groups.abs()
+    is_outside = (magnitude < math.inf).logical_not()
+    peak = magnitude.masked_fill(is_outside, 0.0).amax(-1, keepdim=True)
+    is_marked = is_outside.any(-1, keepdim=True)
+    scales = scale_of(peak, largest - 2.0 * is_marked, dtype)
+    steps = groups * scales.to(torch.float32).reciprocal()
+    codes = rounded(steps, peak, rounding).clamp(-largest, largest)
+    codes = codes.masked_fill(groups.isnan(), -largest - 1)
+    return codes, torch.where(is_marked, -scales, scales)
+
+
+def dequantise(codes: Tensor, scales: Tensor, largest: int) -> Tensor:
+    """Inverse of ``quantise``: values of float32."""
+    size = scales.to(torch.float32)
+    values = codes * size.abs()
+    is_special = (size < 0) & (codes.abs() >= largest)
+    special = (codes * math.inf).masked_fill(codes < -largest, math.nan)
+    return torch.where(is_special, special, values)
+
+
+def _field(digits: Tensor, below: int, bits: int) -> Tensor:
+    """``bits`` bits of each digit, of which ``below`` bits are lower."""
+    shifted = digits.bitwise_right_shift(below) if below else digits
+    return shifted & ((1 << bits) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8:
+    """Bytes, with one scale for each group of up to 128 values of a row."""
+
+    rounding: Rounding = "nearest"
+    name: str = "int8"
+    num_parts: int = 2
+    is_lossless: bool = False
+
+    @property
+    def relative_error(self) -> float:
+        """Of Gaussian rows, groups of 128."""
+        return 0.0065 if self.rounding == "nearest" else 0.0092
+
+    def accepts(self, value: Tensor) -> bool:
+        """Floating point of 16 or 32 bits; where features have no large divisor, scales take much."""
+        return is_wide_float(value)
+
+    def kept_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """A byte a value and a scale a group."""
+        count = math.prod(shape)
+        return count + count // largest_divisor(shape[-1], 128) * scale_dtype(dtype).itemsize
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        """X (..., F) -> codes (..., G, g) int8, scales (..., G, 1)."""
+        groups = in_groups(x, largest_divisor(x.shape[-1], 128))
+        codes, scales = quantise(groups.to(torch.float32), 127, x.dtype, self.rounding)
+        return codes.to(torch.int8), scales
+
+    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Inverse of encode, in ``dtype``."""
+        codes, scales = parts
+        return dequantise(codes.to(torch.float32), scales, 127).to(dtype).flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInt:
+    """``bits`` bits a value, packed into words, with one scale for each group of 32 values of a row.
+
+    The lowest four bits of all values come first, then their other two: six bits are four values in three bytes. Of
+    features that 32 does not divide, groups have 16 or 8.
+    """
+
+    bits: int
+    nearest_error: float
+    stochastic_error: float
+    rounding: Rounding = "nearest"
+    is_lossless: bool = False
+
+    @property
+    def name(self) -> str:
+        """``int`` and the bits."""
+        return f"int{self.bits}"
+
+    @property
+    def relative_error(self) -> float:
+        """Of Gaussian rows, groups of 32."""
+        return self.nearest_error if self.rounding == "nearest" else self.stochastic_error
+
+    @property
+    def num_parts(self) -> int:
+        """The planes and the scales."""
+        return len(self._planes) + 1
+
+    @property
+    def _planes(self) -> tuple[int, ...]:
+        """Bits of each plane, lowest first."""
+        return (4,) if self.bits == 4 else (4, self.bits - 4)
+
+    @property
+    def _largest(self) -> int:
+        return (1 << (self.bits - 1)) - 1
+
+    def accepts(self, value: Tensor) -> bool:
+        """Floating point of 16 or 32 bits, with a multiple of 8 features."""
+        return is_wide_float(value) and value.shape[-1] % 8 == 0
+
+    def kept_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Whole words and a scale for each group."""
+        size = math.gcd(shape[-1], 32)
+        words = sum(words_of(size, bits) for bits in self._planes)
+        return math.prod(shape) // size * (4 * words + scale_dtype(dtype).itemsize)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        """X (..., F) -> words (..., G, W) int32 of each plane, scales (..., G, 1)."""
+        groups = in_groups(x, math.gcd(x.shape[-1], 32)).to(torch.float32)
+        codes, scales = quantise(groups, self._largest, x.dtype, self.rounding)
+        digits = (codes + (self._largest + 1)).to(torch.int32)
+        planes, below = [], 0
+        for bits in self._planes:
+            planes.append(pack(_field(digits, below, bits), bits))
+            below += bits
+        return (*planes, scales)
+
+    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Inverse of encode, in ``dtype``."""
+        *planes, scales = parts
+        size = min(32, 8 * planes[0].shape[-1])
+        digits, below = unpack(planes[0], size, 4), 4
+        for plane, bits in zip(planes[1:], self._planes[1:], strict=True):
+            digits = digits | unpack(plane, size, bits).bitwise_left_shift(below)
+            below += bits
+        codes = (digits - (self._largest + 1)).to(torch.float32)
+        return dequantise(codes, scales, self._largest).to(dtype).flatten(-2)
