@@ -87,15 +87,17 @@ def calibrate(
 
 def profile_of(sampling: Sampling) -> RiskProfile:
     """The profile that measurements give."""
+    kept = (_risk(sampling, c, _own_errors) for c in sampling.kept)
     rebuilt = (_risk(sampling, c, _source_errors) for c in sampling.rebuilt)
     raw = RiskProfile(
-        kept=tuple(_risk(sampling, c, _own_errors) for c in sampling.kept),
+        kept=tuple(risk for risk in kept if risk.gains),
         rebuilt=tuple(risk for risk in rebuilt if risk.gains),
         trials=(),
         additivity=1.0,
         margin=1.0,
+        shares=tuple(statistics.fmean(places) for places in zip(*sampling.shares, strict=True)),
         batches=sampling.batches,
-        codecs=tuple(codec.name for codec in sampling.codecs),
+        codecs=sampling.codecs,
         torch=str(torch.__version__),
         device=_device_name(sampling.interpreter.joint.primals),
     )
@@ -118,9 +120,9 @@ def profile_of(sampling: Sampling) -> RiskProfile:
 def _risk(
     sampling: Sampling,
     unit_class: UnitClass,
-    errors: Callable[[Sampling, UnitClass, str], Iterable[float]],
+    errors: Callable[[Sampling, UnitClass, str], list[float]],
 ) -> ClassRisk:
-    codecs = [codec.name for codec in sampling.codecs]
+    codecs = sampling.codecs
     samples = ((name, sampling.samples.get((id(unit_class), name))) for name in codecs)
     return ClassRisk(
         kind=unit_class.kind,
@@ -128,16 +130,21 @@ def _risk(
         last_layer=unit_class.last_layer,
         units=len(unit_class.units),
         gains={name: statistics.fmean(gains) for name, gains in samples if gains},
-        errors={name: statistics.fmean(errors(sampling, unit_class, name)) for name in codecs},
+        errors={
+            name: statistics.fmean(e)
+            for name in codecs
+            if (e := errors(sampling, unit_class, name))
+        },
     )
 
 
-def _own_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> Iterable[float]:
-    return (e for unit in unit_class.units for e in sampling.errors[unit.name, codec])
+def _own_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> list[float]:
+    found = (sampling.errors.get((unit.name, codec), ()) for unit in unit_class.units)
+    return [error for errors in found for error in errors]
 
 
-def _source_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> Iterable[float]:
-    return (sampling.source_error(unit, codec) for unit in unit_class.units)
+def _source_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> list[float]:
+    return [sampling.source_error(unit, codec) for unit in unit_class.units]
 
 
 def _device_name(primals: Sequence[Node]) -> str:

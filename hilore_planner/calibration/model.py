@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 
 from hilore_planner.calibration.classes import sources
 from hilore_planner.calibration.profile import ClassRisk, RiskProfile
+from hilore_planner.codec_names import DROP, STORE, read_tiers
 from hilore_planner.errors import ProfileError
-from hilore_planner.passes.codecs import codec_named
+from hilore_planner.passes.codecs import codec_for, codec_named
 from hilore_planner.passes.risk import FIRST_ORDER
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
 _CODEC = "compress:"
+
+BySequence = list[float]
+"""A number for each place in a batch whose sequences stand in order of exposure."""
 
 
 @dataclass(slots=True)
@@ -31,7 +35,7 @@ class CalibratedRisk:
 
     def risk(self, unit: RecoveryUnit, codec: str) -> float:
         """Risk of keeping ``unit`` by ``codec``."""
-        return self.profile.margin * self._kept(unit, codec)
+        return self.profile.margin * self._mean(self._kept(unit, codec))
 
     def inexact_risk(self, unit: RecoveryUnit, codecs: Sequence[str]) -> float:
         """What recomputing ``unit`` from values kept by the worst of ``codecs`` adds."""
@@ -39,58 +43,101 @@ class CalibratedRisk:
         if found is None:
             can_be_inexact = unit.can_store and unit.can_recompute and sources(self.graph, unit)
             return FIRST_ORDER.inexact_risk(unit, codecs) if can_be_inexact else 0.0
-        errors = [_error(found, codec) for codec in codecs]
+        errors = (self._mean([_error(found, c) for c in self._codecs(codec)]) for codec in codecs)
         return self.profile.margin * self._rebuilt(found, max(errors, default=0.0))
 
     def typical(self, placement: Mapping[str, str]) -> float:
         """Squared relative gradient error of a whole placement on a typical batch."""
-        errors: dict[str, float] = {}
-        total = 0.0
+        return self._mean(self.by_sequence(placement))
+
+    def by_sequence(self, placement: Mapping[str, str]) -> BySequence:
+        """The same if all of a batch's exposure were at one place: what it is for a batch is their mean by exposure."""
+        errors: dict[str, BySequence] = {}
+        total = [0.0] * self._places
         for name, unit in self.graph.units.items():
             action = placement.get(name, "")
             if action.startswith(_CODEC):
                 codec = action.removeprefix(_CODEC)
-                total += self._kept(unit, codec)
-                errors[name] = self._error(unit, codec)
+                errors[name] = self._errors(unit, codec)
+                total = _sum(total, self._kept(unit, codec))
             elif action == "recompute":
-                of = sources(self.graph, unit)
-                inexact = sum(errors.get(source.name, 0.0) for source in of)
+                of = [errors.get(source.name) for source in sources(self.graph, unit)]
+                inexact = [found for found in of if found is not None]
                 if inexact:
-                    errors[name] = inexact / len(of)
-                    total += self._added(unit, errors[name])
+                    errors[name] = [sum(place) / len(of) for place in zip(*inexact, strict=True)]
+                    total = _sum(total, self._added(unit, errors[name]))
         return total
 
-    def _added(self, unit: RecoveryUnit, error: float) -> float:
+    @property
+    def _places(self) -> int:
+        return max(1, len(self.profile.shares))
+
+    def _mean(self, values: BySequence) -> float:
+        shares = self.profile.shares or (1.0,)
+        return sum(share * value for share, value in zip(shares, values, strict=True))
+
+    def _codecs(self, codec: str) -> list[str]:
+        """What keeps the sequence at each place."""
+        tiers = read_tiers(codec)
+        if tiers is None:
+            return [codec] * self._places
+        if not self.profile.shares:
+            raise ProfileError(
+                f"the risk profile says nothing of how exposure is shared, which codec {codec!r} depends on; "
+                "calibrate with exposure="
+            )
+        middles = ((place + 0.5) / self._places * tiers.stops[-1] for place in range(self._places))
+        return [
+            next(c for c, stop in zip(tiers.codecs, tiers.stops, strict=True) if middle < stop)
+            for middle in middles
+        ]
+
+    def _added(self, unit: RecoveryUnit, errors: BySequence) -> BySequence:
         found = self.profile.find(self.profile.rebuilt, unit.origin.kind, unit.origin.layer)
         if found is not None:
-            return self._rebuilt(found, error)
-        return (
-            error if unit.can_store else 0.0
-        )  # an operator's own unit; its outputs carry the risk
+            return [self._rebuilt(found, error) for error in errors]
+        # An operator's own unit has no value: its outputs carry the risk.
+        return errors if unit.can_store else [0.0] * self._places
 
-    def _kept(self, unit: RecoveryUnit, codec: str) -> float:
-        if codec_named(codec).relative_error == 0:
-            return 0.0
-        found = self._class(unit)
+    def _kept(self, unit: RecoveryUnit, codec: str) -> BySequence:
+        found = self._class(unit, codec)
         if found is None:
-            return FIRST_ORDER.risk(unit, codec)
-        return self.profile.additivity * found.gain(codec) * _error(found, codec)
+            return [FIRST_ORDER.risk(unit, codec)] * self._places
+        scale = self.profile.additivity
+        return [scale * _error(found, c) * _gain(found, c) for c in self._codecs(codec)]
+
+    def _errors(self, unit: RecoveryUnit, codec: str) -> BySequence:
+        found = self._class(unit, codec)
+        if found is None:
+            return [codec_for(unit, codec).relative_error ** 2] * self._places
+        return [_error(found, c) for c in self._codecs(codec)]
 
     def _rebuilt(self, found: ClassRisk, error: float) -> float:
-        return self.profile.additivity * found.gain("") * error
+        return self.profile.additivity * max(found.gains.values()) * error
 
-    def _error(self, unit: RecoveryUnit, codec: str) -> float:
-        found = self._class(unit)
-        return codec_named(codec).relative_error ** 2 if found is None else _error(found, codec)
-
-    def _class(self, unit: RecoveryUnit) -> ClassRisk | None:
+    def _class(self, unit: RecoveryUnit, codec: str) -> ClassRisk | None:
+        """None for units the profile does not know, and for copies that lose nothing."""
+        if codec_named(codec).is_lossless:
+            return None
         found = self.profile.find(self.profile.kept, unit.origin.kind, unit.origin.layer)
         if found is None:
             self.bounded.add(unit.name)
         return found
 
 
+def _sum(a: BySequence, b: BySequence) -> BySequence:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def _gain(found: ClassRisk, codec: str) -> float:
+    """What the gradient makes of an error by a plain codec; of lost rows, what it makes of the largest errors."""
+    return max(found.gains.values()) if codec in (STORE, DROP) else found.gain(codec)
+
+
 def _error(found: ClassRisk, codec: str) -> float:
+    """Squared relative error of a class's values kept by a plain codec, or by none."""
+    if codec in (STORE, DROP):
+        return float(codec == DROP)
     if codec not in found.errors:
         raise ProfileError(
             f"the risk profile was not calibrated for codec {codec!r}; it knows {', '.join(found.errors)}: "

@@ -30,7 +30,7 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     last_layer: int | None
     units: Count
     """How many there are."""
-    gains: dict[str, NotNegative]
+    gains: Annotated[dict[str, NotNegative], msgspec.Meta(min_length=1)]
     """By codec it was measured with: squared relative error of the gradient over the units' summed errors."""
     errors: dict[str, NotNegative]
     """By codec: mean squared relative error of a unit's value, rows weighted by their squared exposure."""
@@ -42,8 +42,14 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.first_layer <= layer <= self.last_layer
 
     def gain(self, codec: str) -> float:
-        """The gain for a codec; for one it was not measured with, the largest measured."""
-        return self.gains.get(codec, max(self.gains.values(), default=0.0))
+        """The gain for a codec: that of the codec of its family that was measured, or the largest."""
+        same = (gain for known, gain in self.gains.items() if family(known) == family(codec))
+        return next(same, max(self.gains.values()))
+
+
+def family(codec: str) -> str:
+    """``int`` or ``fp``: where steps are even errors fall on other values than where they grow with the value."""
+    return codec.rstrip("_em0123456789")
 
 
 class RiskProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +65,8 @@ class RiskProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Factor from summed risks to the squared error of a whole placement on a typical batch."""
     margin: Annotated[float, msgspec.Meta(ge=1)]
     """Factor from there to what hardly any batch exceeds."""
+    shares: tuple[NotNegative, ...]
+    """Of a batch's squared exposure, by sequence, the most exposed first; empty where it was not given."""
     batches: Count
     codecs: tuple[str, ...]
     torch: str

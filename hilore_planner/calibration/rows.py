@@ -37,6 +37,13 @@ class SequenceWeights:
         weights = squares / rows.clamp(min=1) / mean if mean > 0 else torch.ones_like(squares)
         return cls(weights, rows, exposure.cu_seqlens is not None)
 
+    @property
+    def shares(self) -> list[float]:
+        """Of the batch's squared exposure, by sequence, the most exposed first."""
+        squares = self.weights * self.rows
+        found: list[float] = (squares / squares.sum()).sort(descending=True).values.tolist()
+        return found
+
     def over(self, value: Tensor) -> Tensor:
         """Weights that broadcast over the rows of ``value``; ones where it has no dimension of sequences."""
         weights, sequences = self.weights.to(value.device), self.weights.numel()

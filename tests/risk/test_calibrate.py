@@ -24,7 +24,7 @@ from hilore_planner.grpo.batch import LossBatch
 from hilore_planner.grpo.exposure import Exposure, exposure
 from hilore_planner.grpo.registry import make_loss
 from hilore_planner.partitioner import CutSettings
-from hilore_planner.passes.codecs import codec_named
+from hilore_planner.passes.codecs import codec_for
 from hilore_planner.passes.units import RecoveryGraph
 from tests.passes.programs import Block
 
@@ -89,15 +89,15 @@ def _uniform(graph: RecoveryGraph, action: str, *, layer: int | None = None) -> 
     }
 
 
-def _changes(placement: dict[str, str], known: set[str]) -> dict[str, Change]:
+def _changes(placement: dict[str, str], known: set[str], graph: RecoveryGraph) -> dict[str, Change]:
     return {
-        name: change_by(codec_named(action.removeprefix("compress:")))
+        name: change_by(codec_for(graph.units[name], action.removeprefix("compress:")))
         for name, action in placement.items()
         if action.startswith("compress:") and name in known
     }
 
 
-@pytest.mark.parametrize("codec", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("codec", ["int8", "fp8_e4m3", "int4"])
 @pytest.mark.parametrize("layer", [None, 0, 1])
 def test_the_prediction_holds_on_a_batch_not_seen(
     calibrated: Calibrated, codec: str, layer: int | None
@@ -109,7 +109,7 @@ def test_the_prediction_holds_on_a_batch_not_seen(
     }
     placement = _uniform(calibrated.graph, f"compress:{codec}", layer=layer)
     placement = {n: a if n in known else "store" for n, a in placement.items()}
-    measured = calibrated.held_out.share(_changes(placement, known)) ** 0.5
+    measured = calibrated.held_out.share(_changes(placement, known, calibrated.graph)) ** 0.5
     model = CalibratedRisk(calibrated.profile, calibrated.graph)
     predicted = model.typical(placement) ** 0.5
     assert predicted == pytest.approx(measured, rel=0.2)
@@ -131,7 +131,7 @@ def test_recomputing_from_a_smaller_copy_is_charged(calibrated: Calibrated) -> N
     alone = {n: "compress:fp8_e4m3" if n in ups else "store" for n in graph.units}
     both = {**alone, **dict.fromkeys(acts, "recompute")}
     model = CalibratedRisk(profile, graph)
-    change = change_by(codec_named("fp8_e4m3"))
+    change = change_by(codec_for(graph.units[ups[0]], "fp8_e4m3"))
     measured = calibrated.held_out
     first = measured.share(dict.fromkeys(ups, change))
     second = measured.share({**dict.fromkeys(ups, change), **dict.fromkeys(acts, "recompute")})

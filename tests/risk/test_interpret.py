@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import change_by
-from hilore_planner.passes.codecs import codec_named
+from hilore_planner.passes.codecs import codec_for
+from hilore_planner.passes.units import RecoveryGraph
 from tests.passes.joint import Traced, cut, trace_update
 from tests.passes.placements import placements, problem_of
 from tests.passes.programs import Stack, seeded
@@ -22,11 +23,15 @@ def stack() -> Traced:
     return trace_update(seeded(Stack), torch.randn(2, 32, 64, generator=generator))
 
 
-def _changes(placement: dict[str, str], interpreter: JointInterpreter) -> dict[str, Change]:
+def _changes(
+    placement: dict[str, str], graph: RecoveryGraph, interpreter: JointInterpreter
+) -> dict[str, Change]:
     changes: dict[str, Change] = {}
     for name, action in placement.items():
         if action.startswith("compress:"):
-            changes[name] = change_by(codec_named(action.removeprefix("compress:")))
+            changes[name] = change_by(
+                codec_for(graph.units[name], action.removeprefix("compress:"))
+            )
         elif action == "recompute" and name in interpreter.makers:
             changes[name] = "recompute"
     return changes
@@ -39,7 +44,7 @@ def test_changes_are_what_the_rewriter_does(stack: Traced, data: st.DataObject) 
     placement = data.draw(placements(problem_of(graph), is_exact=False))
     interpreter = JointInterpreter.of(graph)
     values = interpreter.forward(stack.primals)
-    found = dict(interpreter.gradients(values, _changes(placement, interpreter)))
+    found = dict(interpreter.gradients(values, _changes(placement, graph, interpreter)))
     _, expected = cut(graph, placement).run(stack)
     (tangent,) = stack.tangents()
     for index, gradient in enumerate(expected):
