@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilore_planner.codec_names import KNOWN_CODECS
@@ -75,6 +75,7 @@ def test_groups_of_bytes_have_a_third_of_the_error_of_scaled_floats() -> None:
 
 
 @pytest.mark.parametrize("name", LOSSY)
+@settings(max_examples=50)
 @given(
     rows=st.integers(1, 5),
     features=st.integers(1, 400),
@@ -144,6 +145,7 @@ def test_subnormal_values_come_back_as_small(codec: Codec, dtype: torch.dtype) -
 
 @lossy
 @dtypes
+@settings(max_examples=12)
 @given(data=st.data())
 def test_infinities_and_nans_stay_in_place_and_among_themselves(
     codec: Codec, dtype: torch.dtype, data: st.DataObject
@@ -182,12 +184,11 @@ def test_stochastic_rounding_has_no_bias_over_places(name: str) -> None:
     codec = codec_named(name, "stochastic")
     x = _gaussian(1, 256).repeat(4096, 1)
     decoded = _round_trip(codec, x)
-    variance = (decoded - x).square().mean(0)
-    # Independent rows would be off by 4.5 of these in one of 150,000 means.
-    deviation = (variance / 4096).sqrt()
     off = (decoded.double().mean(0) - x[0]).abs()
-    assert bool((off <= 4.5 * deviation + 1e-6).all())
-    assert bool((variance > 0).float().mean() > 0.95)
+    # One of two neighbours a step apart deviates by half a step at most, the mean of 4096 by 1/64 of that.
+    step = _step(codec, x[0].abs().max(), x[0])
+    assert bool((off <= 4 * step / 2 / 64).all())
+    assert bool(((decoded != decoded[0]).any(0)).float().mean() > 0.95)
     nearest = _round_trip(codec_named(name), x).double().mean(0)
     assert float((nearest - x[0]).square().mean()) > 100 * float(off.square().mean())
 

@@ -1,0 +1,95 @@
+"""Encode is done by the kernel that makes or reads the value anyway, decode by the one that reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hilore_planner.passes.codecs import Codec, codec_named
+from hilore_planner.peak import capture_wrappers
+
+pytestmark = pytest.mark.compat
+
+_no_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+devices = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, _no_device])]
+)
+lossy = pytest.mark.parametrize(
+    "codec",
+    [
+        codec_named("int8", "stochastic"),
+        codec_named("fp8_e4m3"),
+        codec_named("int6"),
+        codec_named("int4", "stochastic"),
+    ],
+    ids=lambda codec: codec.name,
+)
+_KERNEL = re.compile(r"^ +(cpp_fused\w*|triton_\w+\.run)\(", re.MULTILINE)
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def _compiled(function: Callable[..., Tensors], *inputs: torch.Tensor) -> tuple[Tensors, int]:
+    """What the compiled function gives, and how many kernels it has."""
+    torch._dynamo.reset()
+    with capture_wrappers() as wrappers:
+        result = torch.compile(function, dynamic=False)(*inputs)
+    (wrapper,) = wrappers
+    return result, len(_KERNEL.findall(Path(wrapper.path).read_text()))
+
+
+def _value(device: str, seed: int) -> torch.Tensor:
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(seed))
+    x[3, 5], x[4, 6] = torch.inf, torch.nan
+    return x.to(device)
+
+
+@devices
+@lossy
+def test_a_copy_takes_no_kernel_of_its_own(codec: Codec, device: str) -> None:
+    """One kernel makes a value and encodes it, one decodes another and reads it."""
+
+    def both(gate: torch.Tensor, up: torch.Tensor, *parts: torch.Tensor) -> Tensors:
+        product = gate * up
+        return product, *codec.encode(product), codec.decode(parts, torch.float32) * up
+
+    gate, up = _value(device, 0), _value(device, 1)
+    inputs = gate, up, *codec.encode(gate)
+    found, kernels = _compiled(both, *inputs)
+    assert kernels <= 2
+    for one, other in zip(found, both(*inputs), strict=True):
+        assert torch.equal(one.float().nan_to_num(), other.float().nan_to_num())
+
+
+@devices
+def test_bits_take_no_kernel_of_their_own(device: str) -> None:
+    bits = codec_named("bits")
+
+    def both(x: torch.Tensor, gradient: torch.Tensor, words: torch.Tensor) -> Tensors:
+        mask = x > 0.3
+        return x * mask, *bits.encode(mask), gradient * bits.decode((words,), torch.bool)
+
+    x, gradient = _value(device, 0).nan_to_num(), _value(device, 1).nan_to_num()
+    inputs = x, gradient, *bits.encode(gradient > 0)
+    found, kernels = _compiled(both, *inputs)
+    assert kernels <= 2
+    assert all(map(torch.equal, found, both(*inputs)))
+
+
+@devices
+def test_values_read_together_are_encoded_together(device: str) -> None:
+    """Two matrix products that one kernel of the forward reads anyway: their copies cost no further kernel."""
+    codec = codec_named("int8")
+
+    def forward(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
+        gate, up = x @ w, x @ v
+        encoded = codec.encode(gate), codec.encode(up)
+        return (torch.nn.functional.silu(gate) * up) @ w, *encoded[0], *encoded[1]
+
+    square = [_value(device, seed).nan_to_num()[:, :64] for seed in range(3)]
+    _, kernels = _compiled(forward, *(x.contiguous() for x in square))
+    assert kernels == 1
