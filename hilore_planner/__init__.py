@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hilore_planner.errors import HiloreError as HiloreError
     from hilore_planner.grpo.exposure import exposure as exposure
-    from hilore_planner.offline import plan as plan
+    from hilore_planner.offline.planner import plan as plan
     from hilore_planner.plan import PlacementPlan as PlacementPlan
 
 _HOME = {
     "HiloreError": "hilore_planner.errors",
     "PlacementPlan": "hilore_planner.plan",
     "exposure": "hilore_planner.grpo.exposure",
-    "plan": "hilore_planner.offline",
+    "plan": "hilore_planner.offline.planner",
 }
 
 __all__ = ["HiloreError", "PlacementPlan", "exposure", "plan"]

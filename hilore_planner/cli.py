@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from hilore_planner.bench.command import app as bench_app
 from hilore_planner.errors import HiloreError
 from hilore_planner.explain import explain as explain_plan
+from hilore_planner.offline.command import plan_command
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.render import records
 from hilore_planner.render.diff import diff as render_diff
 from hilore_planner.render.explain import explain as render_explanation
 from hilore_planner.render.header import header as render_figures
+from hilore_planner.render.output import emit
 from hilore_planner.render.show import show as render_plan
 from hilore_planner.render.sweep import sweep as render_sweep
 from hilore_planner.sizes import parse_range
@@ -32,9 +29,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_PIPE_WIDTH = 10_000
-"""Columns where the output is no terminal: nothing is left out or cut."""
 
 PlanFile = Annotated[Path, typer.Argument(help="A plan file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -48,6 +42,7 @@ SolverSeconds = Annotated[
 
 
 app.add_typer(bench_app, name="bench")
+app.command("plan")(plan_command)
 
 
 @app.callback()
@@ -65,7 +60,7 @@ def show(
 ) -> None:
     """Print a plan: its figures, units and totals."""
     loaded = PlacementPlan.load(plan)
-    _emit(
+    emit(
         as_json,
         lambda: records.plan_record(loaded),
         lambda width: render_plan(loaded, width, everything=everything),
@@ -99,7 +94,7 @@ def solve(
         solved.save(output)
     solved.require_feasible()
     render = render_plan if output is None else render_figures
-    _emit(as_json, lambda: records.plan_record(solved), lambda width: render(solved, width))
+    emit(as_json, lambda: records.plan_record(solved), lambda width: render(solved, width))
 
 
 @app.command()
@@ -117,7 +112,7 @@ def sweep(
     plans = PlacementPlan.load(plan).sweep(
         sizes, gradient_error=gradient_error, solver_seconds=solver_seconds
     )
-    _emit(as_json, lambda: records.sweep_record(plans), lambda width: render_sweep(plans, width))
+    emit(as_json, lambda: records.sweep_record(plans), lambda width: render_sweep(plans, width))
 
 
 @app.command()
@@ -128,7 +123,7 @@ def diff(
 ) -> None:
     """Print what changes from plan A to plan B."""
     found = PlacementPlan.load(before).diff(PlacementPlan.load(after))
-    _emit(as_json, lambda: records.diff_record(found), lambda width: render_diff(found, width))
+    emit(as_json, lambda: records.diff_record(found), lambda width: render_diff(found, width))
 
 
 @app.command()
@@ -136,23 +131,11 @@ def explain(plan: PlanFile, as_json: AsJson = False) -> None:
     """Print who holds the memory at the peak, and what lowers it."""
     loaded = PlacementPlan.load(plan)
     found = explain_plan(loaded)
-    _emit(
+    emit(
         as_json,
         lambda: records.explanation_record(loaded, found),
         lambda width: render_explanation(loaded, found, width),
     )
-
-
-def _emit(
-    as_json: bool, record: Callable[[], records.Record], view: Callable[[int], list[Text]]
-) -> None:
-    if as_json:
-        print(json.dumps(record(), indent=2))
-        return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
-    console = Console(width=width, highlight=False, soft_wrap=True)
-    for line in view(width):
-        console.print(line)
 
 
 def main() -> None:

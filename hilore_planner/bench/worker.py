@@ -20,14 +20,19 @@ import torch
 from hilore_planner.backend import hilore
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.bench.trial import storage_bytes, time_ms, wait
-from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
+from hilore_planner.grpo.actor import (
+    MODELS,
+    actor_loss,
+    add_adapters,
+    build_qwen2,
+    random_batch,
+)
 from hilore_planner.passes import compat
 from hilore_planner.peak.measure import measured_peak_bytes
 from hilore_planner.plan import PlacementPlan
 
 WARM_UPS = 2
 REPEATS = 8
-_PROJECTIONS = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 
 
 class Update:
@@ -46,7 +51,9 @@ class Update:
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
         if setting.lora:
-            _add_adapters(self.model, setting.lora, variant.kind)
+            add_adapters(self.model, setting.lora)
+            if variant.kind in ("gc", "eager-gc"):
+                self.model.enable_input_require_grads()
         self.batch = random_batch(
             sequences=setting.sequences,
             prompt=setting.prompt,
@@ -83,14 +90,6 @@ class Update:
     def run(self) -> None:
         """Forward and backward."""
         self.loss(*self.batch).backward()
-
-
-def _add_adapters(model: Any, rank: int, kind: str) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=_PROJECTIONS))
-    if kind in ("gc", "eager-gc"):
-        model.enable_input_require_grads()
 
 
 def _compiled(loss: Callable[..., Any], variant: Variant, plan: Path) -> Callable[..., Any]:

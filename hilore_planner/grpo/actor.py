@@ -109,6 +109,13 @@ def build_qwen2(
     return model.train()
 
 
+def add_adapters(model: Any, rank: int) -> None:
+    """Put LoRA adapters of peft on every linear layer of the model's blocks, in place; only they are trained."""
+    from peft import LoraConfig, get_peft_model
+
+    get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+
+
 def random_batch(
     *,
     sequences: int,

@@ -6,7 +6,7 @@ import textwrap
 
 from rich.text import Text
 
-from hilore_planner.plan import PlacementPlan
+from hilore_planner.plan import CHECKED, PlacementPlan
 from hilore_planner.render import words
 from hilore_planner.sizes import format_bytes, format_ns
 
@@ -62,6 +62,8 @@ def _memory_facts(plan: PlacementPlan) -> list[Fact]:
     predicted_bytes = plan.predicted_peak_bytes
     where = words.position(problem, solution.peak_position) if problem.positions else "no position"
     of_cap = f"{words.share(predicted_bytes, cap_bytes)} of the cap, at {where}"
+    if plan.provenance.options.get(CHECKED) == "no":
+        of_cap += "; estimated, not checked against compiled code"
     facts.append(("predicted peak", format_bytes(predicted_bytes), of_cap))
     if plan.measured.peak_bytes is not None:
         off = plan.measured.peak_bytes / predicted_bytes - 1 if predicted_bytes else 0.0
