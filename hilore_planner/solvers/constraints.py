@@ -4,7 +4,7 @@
     (2) parents     what is recomputed finds its parents at hand
     (3) peak        the bytes alive at a position stay under the cap
     (4) risk        the error added to the gradient stays in its budget
-    (5) inexactness what comes from a lossy copy is inexact
+    (5) inexactness what is recomputed is exact only if its parents are
     (6) demand      what a recomputed reader needs early is rebuilt early
     (7) tails       what a recomputed reader needs late is held until then
 
@@ -113,21 +113,27 @@ def add_risk(model: LinearModel, variables: Variables) -> None:
 
 
 def add_inexactness(model: LinearModel, variables: Variables) -> None:
-    """(5) inexact[u] ≥ recompute[u] + (inexact[p] + Σ_f compress[p,f]) − 1 for every parent p.
+    """(5) recompute[u] − inexact[u] ≤ what of p is exact, for every parent p of u.
 
-    f over the lossy forms.
+    That is store[p] + Σ_f compress[p,f] + recompute[p] − inexact[p], f over the lossless forms.
     """
     structure = variables.structure
+    units = structure.problem.units
     for u, column in variables.inexact.items():
         for p in structure.parents[u]:
-            if not structure.tainted[p]:
-                continue
-            source = [variables.actions[p][action] for action in lossy_actions(structure, p)]
-            if p in variables.inexact:
-                source.append(variables.inexact[p])
-            terms = [*_sum(source), (variables.actions[u][RECOMPUTE], 1.0), (column, -1.0)]
-            units = structure.problem.units
-            model.row(f"inexactness[{units[u].name},{units[p].name}]", terms, upper=1.0)
+            if structure.tainted[p]:
+                terms = [(variables.actions[u][RECOMPUTE], 1.0), (column, -1.0)]
+                terms += [(own, -weight) for own, weight in exact_terms(variables, p)]
+                model.row(f"inexactness[{units[u].name},{units[p].name}]", terms, upper=0.0)
+
+
+def exact_terms(variables: Variables, unit: int) -> list[Term]:
+    """Columns that add up to 1 where the unit is at hand as forward made it, else to 0."""
+    lossy = lossy_actions(variables.structure, unit)
+    terms = [(c, 1.0) for action, c in variables.actions[unit].items() if action not in lossy]
+    if unit in variables.inexact:
+        terms.append((variables.inexact[unit], -1.0))
+    return terms
 
 
 def add_demand(model: LinearModel, variables: Variables) -> None:

@@ -4,8 +4,8 @@ Units that differ only in their layer could change places in the program. Each c
 one unit whose actions are counts: how many are stored, how many recomputed. What is left has the
 size of a layer and solves in milliseconds. Every placement gives counts that satisfy the folded
 rows, so the folded optimum is a bound; and since counts are whole, it is far above the LP
-relaxation's where layers are traded against a cap. Dealt out to the layers again, the counts are
-mostly those of a placement that takes the same time.
+relaxation's where layers are traded against a cap. Dealt out to the layers again (``deal``), the
+counts are mostly those of a placement that takes the same time.
 
 Classes come from colour refinement (Grohe et al., Dimension Reduction via Colour Refinement, 2014),
 blind to the rows (5) that chain layer to layer: of those only what holds for their sum is kept.
@@ -15,9 +15,10 @@ Breaks and tails are left out, as in the program before it is refined.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hilore_planner.solvers.constraints import exact_terms
 from hilore_planner.solvers.linear import LinearModel, Term
 from hilore_planner.solvers.problem import Bytes, PositionIndex
 from hilore_planner.solvers.program import Program, budgeted_program
@@ -25,12 +26,10 @@ from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.structure import Structure
 from hilore_planner.solvers.variables import (
     RECOMPUTE,
-    STORE,
     Variables,
     add_actions,
     add_inexact,
     inexactly_rebuilt,
-    lossy_actions,
 )
 
 Members = Mapping[int, tuple[int, ...]]
@@ -47,44 +46,10 @@ class Folded:
     program: Program
     members: Members
 
-    def dealt(self, values: Sequence[float]) -> Iterator[dict[str, str]]:
-        """Actions by unit that have the counts in ``values``, one for each way to deal them out.
 
-        Every class is dealt from the same end, so that what is recomputed lies with what it is
-        recomputed from, and far from copies that would make it inexact.
-        """
-        for order in (_copies_first, _copies_second):
-            for is_reversed in (False, True):
-                yield self._deal(values, order, is_reversed)
-
-    def _deal(
-        self, values: Sequence[float], order: Callable[[str], int], is_reversed: bool
-    ) -> dict[str, str]:
-        units = self.program.variables.structure.problem.units
-        choice: dict[str, str] = {}
-        for first, members in self.members.items():
-            actions = self.program.variables.actions[first]
-            counts = {action: round(values[column]) for action, column in actions.items()}
-            hand = [action for action in sorted(actions, key=order) for _ in range(counts[action])]
-            layers = members[::-1] if is_reversed else members
-            # The last are at hand: those that read them are recomputed last, too.
-            at_hand = layers[max(len(layers) - len(hand), 0) :]
-            choice |= {units[u].name: a for u, a in zip(at_hand, hand, strict=False)}
-        return choice
-
-
-def _copies_first(action: str) -> int:
-    return {STORE: 1, RECOMPUTE: 2}.get(action, 0)
-
-
-def _copies_second(action: str) -> int:
-    return {STORE: 0, RECOMPUTE: 2}.get(action, 1)
-
-
-def fold(structure: Structure, peaks: Sequence[PositionIndex], cap_bytes: Bytes) -> Folded:
-    """The folded program of least time under ``cap_bytes``, with peak rows at ``peaks``."""
-    refinement = Refinement(peaks=list(peaks))
-    members = _classes(structure, peaks)
+def fold(structure: Structure, refinement: Refinement, cap_bytes: Bytes) -> Folded:
+    """The folded program of least time under ``cap_bytes``, with a refinement's peak rows."""
+    members = _classes(structure, refinement.peaks)
     model = LinearModel()
     none: list[dict[str, int]] = [{} for _ in structure.parents]
     for first, units in members.items():
@@ -98,7 +63,10 @@ def fold(structure: Structure, peaks: Sequence[PositionIndex], cap_bytes: Bytes)
     _add_at_hand(model, variables, members)
     first_of = {u: first for first, units in members.items() for u in units}
     _add_parents(model, variables, members, first_of)
-    _add_inexactness(model, variables, members, first_of)
+    _add_inexactness(model, variables, members, members.values(), "inexactness")
+    # Over all layers together, so that less is lost where one class's layers end.
+    kinds = _by_kind(structure, members)
+    _add_inexactness(model, variables, members, kinds, "inexactness_of_kind")
     return Folded(budgeted_program(model, variables, cap_bytes), members)
 
 
@@ -149,6 +117,14 @@ def _when(structure: Structure, u: int, k: PositionIndex) -> Hashable:
     )
 
 
+def _by_kind(structure: Structure, members: Members) -> list[list[int]]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for first, units in members.items():
+        unit = structure.problem.units[first]
+        groups[unit.kind or unit.name] += units
+    return list(groups.values())
+
+
 def _interior_edges(structure: Structure) -> Iterator[Edge]:
     """Edges that have rows (2): to parents that backward does not read."""
     for p, readers in enumerate(structure.rebuilders):
@@ -192,35 +168,49 @@ def _add_parents(
 
 
 def _add_inexactness(
-    model: LinearModel, variables: Variables, members: Members, first_of: Mapping[int, int]
+    model: LinearModel,
+    variables: Variables,
+    members: Members,
+    groups: Iterable[Sequence[int]],
+    family: str,
 ) -> None:
-    """(5) summed over the edges between two classes, as if all units had the usual number of them."""
+    """(5) summed over the edges between two groups of units, as if all had the usual number of them.
+
+    Args:
+        model: where the rows go.
+        variables: columns of the classes.
+        members: units of each class, by its first.
+        groups: of whole classes.
+        family: name of the rows.
+    """
     structure = variables.structure
-    edges: dict[Edge, list[Edge]] = defaultdict(list)
-    for first in variables.inexact:
-        for u in members[first]:
+    first_of = {u: first for first, units in members.items() for u in units}
+    group_of = {u: tuple(group) for group in groups for u in group}
+    edges: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Edge]] = defaultdict(list)
+    for u, group in group_of.items():
+        if first_of[u] in variables.inexact:
             for p in structure.parents[u]:
                 if structure.tainted[p]:
-                    edges[first, first_of[p]].append((u, p))
-    for (u, p), between in edges.items():
-        each_u, more_u, less_u = _usual(members[u], [edge[0] for edge in between])
-        each_p, more_p, _ = _usual(members[p], [edge[1] for edge in between])
-        source = [variables.actions[p][action] for action in lossy_actions(structure, p)]
-        if p in variables.inexact:
-            source.append(variables.inexact[p])
-        terms = [(column, each_p) for column in source]
-        terms += [(variables.actions[u][RECOMPUTE], each_u), (variables.inexact[u], -each_u)]
-        name = f"{structure.problem.units[u].name},{structure.problem.units[p].name}"
-        # Σ_source is at most 1 of a unit: it is compressed or recomputed.
-        upper = float(len(between)) + more_u + more_p + less_u
-        model.row(f"inexactness[{name}]", terms, upper=upper)
+                    edges[group, group_of[p]].append((u, p))
+    for (group, parents), between in edges.items():
+        readers = [u for u in group if first_of[u] in variables.inexact]
+        each_u, missing, _ = _usual(readers, [edge[0] for edge in between])
+        each_p, _, extra = _usual(parents, [edge[1] for edge in between])
+        terms: list[Term] = []
+        for u in dict.fromkeys(first_of[u] for u in readers):
+            terms.append((variables.actions[u][RECOMPUTE], each_u))
+            terms.append((variables.inexact[u], -each_u))
+        for p in dict.fromkeys(first_of[p] for p in parents):
+            terms += [(own, -each_p * weight) for own, weight in exact_terms(variables, p)]
+        names = [structure.problem.units[ends[0]].name for ends in (group, parents)]
+        model.row(f"{family}[{','.join(names)}]", terms, upper=missing + extra)
 
 
 def _usual(members: Sequence[int], ends: Iterable[int]) -> tuple[float, float, float]:
-    """The usual number of edges of a member, and by how much members have less and more in all."""
+    """The usual number of edges of a member, and how many members miss of it and have beyond it."""
     degrees = Counter(ends)
     usual = Counter(degrees[u] for u in members).most_common(1)[0][0]
     differences = [usual - degrees[u] for u in members]
-    less = sum(max(difference, 0) for difference in differences)
-    more = sum(max(-difference, 0) for difference in differences)
-    return float(usual), float(less), float(more)
+    missing = sum(max(difference, 0) for difference in differences)
+    extra = sum(max(-difference, 0) for difference in differences)
+    return float(usual), float(missing), float(extra)

@@ -6,20 +6,19 @@ import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hilore_planner.solvers.candidate import Candidate, candidate
-from hilore_planner.solvers.fold import fold
+from hilore_planner.solvers.candidate import Candidate
+from hilore_planner.solvers.folded_search import search_folded
 from hilore_planner.solvers.linear import LinearResult, solve_linear
 from hilore_planner.solvers.problem import Bytes, Nanoseconds, Solution
 from hilore_planner.solvers.program import Program, read_placement
 from hilore_planner.solvers.refinement import Refinement
-from hilore_planner.solvers.repair import complete, into_budget, place, repair
+from hilore_planner.solvers.repair import into_budget, repair
 from hilore_planner.solvers.search import (
     Found,
     LeastPeak,
     LeastTime,
     Limits,
     closed,
-    over_positions,
     search,
     start_refinement,
 )
@@ -29,10 +28,6 @@ Engine = Literal["milp", "lp-repair"]
 
 _FENCES = (0, 1, 2)
 """How many layers ahead placements may rebuild that are searched before all others."""
-
-_FOLDED_ROUNDS = 4
-_PEAKS_A_ROUND = 2
-"""Peak rows tell layers apart: with many, little is left to fold."""
 
 _SHARE = 0.3
 """Of the time that is left, for one search of several."""
@@ -59,7 +54,7 @@ class Search:
         if first.infeasible:
             return first
         best = first.best or self._fenced(goal, limits) or self._relaxed(goal, None).best
-        if best is None or closed(goal.value(best.replay), first.bound, limits.relative_gap):
+        if best is None or limits.close(goal.value(best.replay), first.bound):
             return replace(first, best=best)
         found = search(goal, self.structure, self.refinement, limits, best)
         return replace(found, bound=max(first.bound, found.bound))
@@ -96,9 +91,9 @@ class Search:
         layers' copies against a budget, the solver finds the best placements soon and proves them
         late; the folded program is quick to prove much the same.
         """
-        folded = self._folded(goal, limits, start)
+        folded = search_folded(goal, self.structure, self.refinement, limits, start)
         start, bound = folded.best, folded.bound
-        if folded.infeasible or self._is_closed(goal, start, bound, limits):
+        if folded.infeasible or (start and limits.close(goal.value(start.replay), bound)):
             return folded
         if not any(self.structure.tainted):
             found = search(goal, self.structure, self.refinement, limits, start, rounds=1)
@@ -108,7 +103,7 @@ class Search:
         gap = limits.relative_gap
         if relaxed.values:
             start = self._rounded(goal, program, relaxed, start)
-            if self._is_closed(goal, start, bound, limits):
+            if start and limits.close(goal.value(start.replay), bound):
                 return Found(start, bound)
             # The solver compares with its own bound, at first the relaxation's: stop it where the
             # folded program's would, and at half the gap, for its own bound grows meanwhile.
@@ -117,45 +112,6 @@ class Search:
         widened = replace(limits, relative_gap=gap)
         found = search(goal, self.structure, self.refinement, widened, start, rounds=1)
         return replace(found, bound=max(found.bound, bound))
-
-    def _folded(self, goal: LeastTime, limits: Limits, start: Candidate | None) -> Found:
-        """The folded program dealt out, with more peak rows where that is over the cap."""
-        peaks = list(self.refinement.peaks)
-        best, bound = start, 0
-        for _ in range(_FOLDED_ROUNDS):
-            folded = fold(self.structure, peaks, goal.cap_bytes)
-            result = solve_linear(
-                folded.program.model,
-                relative_gap=0.1 * limits.relative_gap,
-                deadline=limits.part(_SHARE).deadline,
-            )
-            if result.outcome == "infeasible":
-                return Found(None, bound, infeasible=True)
-            bound = max(bound, goal.bound(folded.program, result))
-            if not result.values:
-                break
-            nearest: Candidate | None = None
-            for choice in folded.dealt(result.values):
-                made = candidate(
-                    self.structure, place(self.structure, complete(self.structure, choice))
-                )
-                if goal.accepts(self.structure, made):
-                    best = min(best or made, made, key=lambda each: goal.value(each.replay))
-                    if self._is_closed(goal, best, bound, limits):
-                        return Found(best, bound)
-                nearest = min(nearest or made, made, key=lambda each: each.replay.peak_bytes)
-            assert nearest is not None  # there is always a way to deal
-            over = over_positions(nearest.replay.position_bytes, goal.cap_bytes)
-            new = [k for k in over if k not in peaks][:_PEAKS_A_ROUND]
-            if not new:
-                break
-            peaks += new
-        return Found(best, bound)
-
-    def _is_closed(
-        self, goal: LeastTime, best: Candidate | None, bound: Nanoseconds, limits: Limits
-    ) -> bool:
-        return best is not None and closed(goal.value(best.replay), bound, limits.relative_gap)
 
     def _relaxed(self, goal: LeastTime, start: Candidate | None) -> Found:
         """The LP relaxation, rounded and repaired: quick, so whatever the time limit."""

@@ -43,6 +43,10 @@ class Limits:
         """Whether the deadline has passed."""
         return time.monotonic() >= self.deadline
 
+    def close(self, value: int, bound: int) -> bool:
+        """Whether ``value`` is proven within the gap of the least."""
+        return closed(value, bound, self.relative_gap)
+
     def part(self, share: float) -> Limits:
         """The same gap, and ``share`` of the time that is left."""
         now = time.monotonic()

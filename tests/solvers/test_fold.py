@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilore_planner.solvers import PlacementProblem, replay, solve
+from hilore_planner.solvers.deal import dealt
 from hilore_planner.solvers.fold import Folded, fold
 from hilore_planner.solvers.linear import solve_linear
 from hilore_planner.solvers.program import time_program
@@ -23,7 +24,7 @@ AMPLE = 600.0
 
 
 def folded_at(problem: PlacementProblem, peaks: list[int]) -> Folded:
-    return fold(analyse(problem), peaks, problem.memory_cap_bytes)
+    return fold(analyse(problem), Refinement(peaks=peaks), problem.memory_cap_bytes)
 
 
 @settings(max_examples=300)
@@ -57,14 +58,14 @@ def test_what_is_dealt_has_the_counts(problem: PlacementProblem) -> None:
     structure = analyse(problem)
     folded = folded_at(problem, [problem.first_backward])
     result = solve_linear(folded.program.model)
-    for choice in folded.dealt(result.values) if result.values else ():
+    for choice in dealt(folded, result.values) if result.values else ():
         replay(problem, place(structure, complete(structure, choice)))
         for first, members in folded.members.items():
             names = [problem.units[u].name for u in members]
-            dealt = Counter(choice[name] for name in names if name in choice)
+            given_out = Counter(choice[name] for name in names if name in choice)
             columns = folded.program.variables.actions[first]
             counts = {action: round(result.values[column]) for action, column in columns.items()}
-            assert dealt == Counter({action: n for action, n in counts.items() if n})
+            assert given_out == Counter({action: n for action, n in counts.items() if n})
 
 
 def test_it_is_no_larger_for_more_layers() -> None:
