@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
+from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.codec_names import ACCEPTED_CODECS, KNOWN_CODECS, check_codec
 from hilore_planner.errors import OptionError
 from hilore_planner.sizes import Size, format_bytes, parse_bytes, parse_size
@@ -35,6 +36,8 @@ class Options:
     """Bound on the relative error added to the gradient; at 0 no copy loses precision."""
     codecs: tuple[str, ...] = KNOWN_CODECS
     """Codecs the plan may use, as far as ``gradient_error`` allows."""
+    exposure: RiskProfile | None = None
+    """What calibration found: prices inexactness instead of the first-order bound."""
     plan: Path | None = None
     """Plan file: loaded if it is there and fits the graph, else solved and written."""
     on_mismatch: OnMismatch = "error"
@@ -174,6 +177,14 @@ def _read_path(name: str, value: object) -> Path | None:
     return Path(value)
 
 
+def _read_exposure(name: str, value: object) -> RiskProfile | None:
+    if value is None or isinstance(value, RiskProfile):
+        return value
+    if isinstance(value, (str, Path)) and str(value):
+        return RiskProfile.load(value)
+    raise _refuse(name, value, "a risk profile, the path of one's file, or None")
+
+
 def _read_plan(name: str, value: object) -> Path | None:
     """Refused now rather than when the plan is written, after minutes of compilation."""
     path = _read_path(name, value)
@@ -194,6 +205,7 @@ _READERS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         "reserved": _read_reserved,
         "gradient_error": _number(0.0, 1.0, "a number in [0, 1); 0 keeps gradients exact"),
         "codecs": _read_codecs,
+        "exposure": _read_exposure,
         "plan": _read_plan,
         "on_mismatch": _one_of(get_args(OnMismatch)),
         "costs": _read_costs,

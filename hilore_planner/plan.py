@@ -97,6 +97,9 @@ class PlacementPlan:
     predicted: Figures = Figures()
     measured: Figures = Figures()
     fixed_parts: tuple[FixedPart, ...] = ()
+    sequence_risks: tuple[float, ...] = ()
+    """By place of a sequence in the batch: squared relative gradient error that hardly any batch exceeds whose exposure
+    is all there. One entry where all places are alike; empty without a risk profile."""
     vocabulary: int = 0
     """Rows of the token embedding; 0 where there is none."""
     schema: int = SCHEMA_VERSION
@@ -260,7 +263,13 @@ class PlacementPlan:
             time_ns += solution.objective_ns - self.solution.objective_ns
         known = solution.is_placed and self.solution.is_placed
         predicted = Figures(time_ns=time_ns if known else None)
-        return replace(self, solution=solution, predicted=predicted, measured=Figures())
+        return replace(
+            self,
+            solution=solution,
+            predicted=predicted,
+            measured=Figures(),
+            sequence_risks=(),
+        )
 
 
 def _infeasible_message(plan: PlacementPlan) -> str:

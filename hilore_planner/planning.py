@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.composition import fixed_parts, vocabulary_size
 from hilore_planner.correction import NO_CORRECTION, Correction
 from hilore_planner.errors import PlanFileError
@@ -17,6 +18,7 @@ from hilore_planner.passes.cost import Roofline
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import op_name, tensor
 from hilore_planner.passes.problem import build_problem
+from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
 from hilore_planner.passes.schedule import build_schedule
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit, build_units
 from hilore_planner.plan import Figures, PlacementPlan, Provenance, UnitSource
@@ -44,6 +46,10 @@ def fingerprint(joint: JointGraph) -> str:
         dtype = value.dtype if value is not None else ""
         digest.update(f"{node.op} {op_name(node)} {wiring} {dtype}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def _risks(options: Options, graph: RecoveryGraph) -> RiskModel:
+    return FIRST_ORDER if options.exposure is None else CalibratedRisk(options.exposure, graph)
 
 
 def plan_region(
@@ -77,6 +83,7 @@ def plan_region(
         base_bytes=surroundings.base_bytes,
         memory_cap_bytes=cap_bytes,
         gradient_error=options.gradient_error,
+        risks=_risks(options, graph),
     )
     problem = correction.applied(problem)
     if loaded is None:
@@ -84,6 +91,7 @@ def plan_region(
     else:
         problem = _with_positions_of(loaded, problem)
         solution = _fitted(problem, loaded, fingerprint(joint))
+    risks = _risks(options, graph)
     plan = PlacementPlan(
         region=region,
         problem=problem,
@@ -93,8 +101,9 @@ def plan_region(
         predicted=Figures(
             peak_bytes=solution.peak_bytes,
             time_ns=costs.program_ns(graph) + solution.objective_ns,
-            gradient_error=solution.risk**0.5,
+            gradient_error=risks.gradient_error(solution),
         ),
+        sequence_risks=risks.sequence_risks(solution),
         fixed_parts=fixed_parts(joint, schedule, surroundings),
         vocabulary=vocabulary_size(joint),
     )
@@ -116,6 +125,7 @@ def _provenance(
             "memory_cap": str(options.memory_cap),
             "codecs": ",".join(options.codecs),
             "head": head,
+            "exposure": "calibrated" if options.exposure is not None else "bound",
         },
     )
 
@@ -144,6 +154,11 @@ def _fitted(problem: PlacementProblem, loaded: PlacementPlan, graph_fingerprint:
         raise PlanFileError(
             f"the plan needs {format_bytes(figures.peak_bytes)} here, more than the cap of {format_bytes(cap)}; "
             "raise memory_cap, or re-solve the plan (`hilore solve PLAN --memory-cap ...`)"
+        )
+    if figures.risk > problem.gradient_error**2 * (1 + 1e-9):
+        raise PlanFileError(
+            f"the plan adds a gradient error of up to {figures.risk**0.5:.3g} here, more than gradient_error "
+            f"{problem.gradient_error:g}; raise it, or pass the plan's own risk profile as option exposure"
         )
     return replace(
         loaded.solution,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +13,11 @@ from hilore_planner.errors import ProfileError
 from hilore_planner.passes.codecs import codec_for, codec_named
 from hilore_planner.passes.risk import FIRST_ORDER
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
+from hilore_planner.solvers.problem import Solution
 
 _CODEC = "compress:"
+_ALIKE = 1e-9
+"""Relative difference that is summation's."""
 
 BySequence = list[float]
 """A number for each place in a batch whose sequences stand in order of exposure."""
@@ -45,6 +49,16 @@ class CalibratedRisk:
             return FIRST_ORDER.inexact_risk(unit, codecs) if can_be_inexact else 0.0
         errors = (self._mean([_error(found, c) for c in self._codecs(codec)]) for codec in codecs)
         return self.profile.margin * self._rebuilt(found, max(errors, default=0.0))
+
+    def gradient_error(self, solution: Solution) -> float:
+        """Relative gradient error of a whole placement on a typical batch."""
+        return math.sqrt(self.typical(solution.placement))
+
+    def sequence_risks(self, solution: Solution) -> tuple[float, ...]:
+        """Squared relative gradient error that hardly any batch exceeds, by place of its exposure."""
+        found = [self.profile.margin * risk for risk in self.by_sequence(solution.placement)]
+        is_uniform = max(found) - min(found) <= _ALIKE * max(found)
+        return (found[0],) if is_uniform else tuple(found)
 
     def typical(self, placement: Mapping[str, str]) -> float:
         """Squared relative gradient error of a whole placement on a typical batch."""

@@ -5,11 +5,13 @@ Errors of different units are taken as independent: they add in squares, so that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from hilore_planner.passes.codecs import codec_for
 from hilore_planner.passes.units import RecoveryUnit
+from hilore_planner.solvers.problem import Solution
 
 
 class RiskModel(Protocol):
@@ -23,6 +25,14 @@ class RiskModel(Protocol):
         """What recomputing ``unit`` from values kept by one of ``codecs`` adds to their own risk."""
         ...
 
+    def gradient_error(self, solution: Solution) -> float:
+        """Relative gradient error of a whole placement on a typical batch."""
+        ...
+
+    def sequence_risks(self, solution: Solution) -> tuple[float, ...]:
+        """As plans keep them; empty where nothing is known of sequences."""
+        ...
+
 
 class FirstOrderBound:
     """Without calibration: a relative error in one unit is at most the same relative error in the gradient."""
@@ -34,6 +44,14 @@ class FirstOrderBound:
     def inexact_risk(self, unit: RecoveryUnit, codecs: Sequence[str]) -> float:
         """The worst codec's risk once more."""
         return max((self.risk(unit, codec) for codec in codecs), default=0.0)
+
+    def gradient_error(self, solution: Solution) -> float:
+        """The root of the summed risks."""
+        return math.sqrt(solution.risk)
+
+    def sequence_risks(self, solution: Solution) -> tuple[float, ...]:
+        """Nothing is known."""
+        return ()
 
 
 FIRST_ORDER = FirstOrderBound()
