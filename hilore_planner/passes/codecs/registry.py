@@ -38,9 +38,10 @@ def codec_named(name: str, rounding: Rounding = "nearest") -> Codec:
         OptionError: there is none; the message says what is accepted.
     """
     tiers = read_tiers(name)
-    return _CODECS[rounding][name] if tiers is None else _tiered(tiers, rounding)
+    return _CODECS[rounding][name] if tiers is None else tiered_codec(tiers, rounding)
 
 
-def _tiered(names: TierNames, rounding: Rounding) -> Tiered:
+def tiered_codec(names: TierNames, rounding: Rounding = "nearest") -> Tiered:
+    """The tiered codec that ``names`` describe."""
     kept = tuple(_CODECS[rounding][codec] for codec in names.codecs if codec != DROP)
     return Tiered(names, kept)
