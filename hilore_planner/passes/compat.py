@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,15 +21,16 @@ from torch._functorch.compile_utils import raise_getitems as _raise_getitems
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._inductor.fx_utils import get_node_storage
-from torch._inductor.output_code import CompiledFxGraph
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hilore_planner.passes.compat_compile import compile_alone, observe_compiled_graphs
 from hilore_planner.passes.compat_ops import added_mm, held_after
 
 __all__ = [
     "CustomPartitionerFn",
     "added_mm",
+    "compile_alone",
     "compile_fx",
     "cse",
     "default_partition",
@@ -41,6 +41,7 @@ __all__ = [
     "hint",
     "is_sym_node",
     "must_save",
+    "observe_compiled_graphs",
     "storage_key",
     "tag_forced_saves",
 ]
@@ -170,46 +171,6 @@ def mutated_inputs(gm: torch.fx.GraphModule) -> frozenset[torch.fx.Node]:
     overwritten = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}
     inputs = gm.graph.find_nodes(op="placeholder")
     return frozenset(node for node in inputs if node.meta.get("desc") in overwritten)
-
-
-CompiledGraphObserver = Callable[[Callable[..., Any], Sequence[Any], bool], None]
-"""Gets a compiled graph's wrapper function, its (fake) example inputs, and if it is a backward."""
-
-_compiled_graph_observers: list[CompiledGraphObserver] = []
-_observers_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def observe_compiled_graphs(observer: CompiledGraphObserver) -> Iterator[None]:
-    """Call ``observer`` for every graph Inductor compiles, or loads from a cache, meanwhile.
-
-    ``CompiledFxGraph.post_compile`` is what both ways share (2.11 and 2.13); when it begins, the
-    callable is still the bare ``call`` of the generated module. Observers of several contexts, also of
-    several threads, all see every graph: a CUDA backward is compiled on autograd's thread.
-    """
-    with _observers_lock:
-        _compiled_graph_observers.append(observer)
-        if len(_compiled_graph_observers) == 1:
-            CompiledFxGraph.post_compile = _observed_post_compile  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        with _observers_lock:
-            _compiled_graph_observers.remove(observer)
-            if not _compiled_graph_observers:
-                CompiledFxGraph.post_compile = _post_compile  # type: ignore[method-assign]
-
-
-_post_compile = CompiledFxGraph.post_compile
-
-
-def _observed_post_compile(
-    self: CompiledFxGraph, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any
-) -> None:
-    if self.current_callable is not None:
-        for observer in tuple(_compiled_graph_observers):
-            observer(self.current_callable, example_inputs, bool(graph_kwargs["is_backward"]))
-    _post_compile(self, example_inputs, constants, graph_kwargs)
 
 
 def trace(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:

@@ -28,6 +28,13 @@ class Costs(Protocol):
     def kind(self) -> str:
         """How the plan marks them: ``measured`` or ``roofline``."""
 
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What is priced otherwise than ``kind`` says, and why."""
+
+    def settle(self) -> bool:
+        """Find out what was asked for and is not known well; if that was anything, prices have changed."""
+
     def recompute_ns(self, graph: RecoveryGraph, unit: RecoveryUnit) -> int:
         """Time to make a unit again from its parents."""
 
@@ -54,10 +61,13 @@ class PricedByPiece(ABC):
 
     kind: str
 
-    def __init__(self, launch_ns: int) -> None:
-        """``launch_ns``: of a kernel, beyond its work."""
-        self.launch_ns = launch_ns
+    def __init__(self) -> None:
         self._last: tuple[RecoveryGraph, Chains] | None = None
+
+    @property
+    @abstractmethod
+    def launch_ns(self) -> int:
+        """Time of a kernel beyond its work."""
 
     @abstractmethod
     def node_ns(self, node: Node) -> int:
@@ -146,8 +156,22 @@ class Roofline(PricedByPiece):
     kind = "roofline"
 
     def __init__(self, profile: DeviceProfile) -> None:
-        super().__init__(profile.launch_ns)
+        super().__init__()
         self.profile = profile
+
+    @property
+    def launch_ns(self) -> int:
+        """The profile's."""
+        return self.profile.launch_ns
+
+    def settle(self) -> bool:
+        """Nothing is measured."""
+        return False
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Nothing: that all is estimated is what ``kind`` says."""
+        return ()
 
     def move_ns(self, size_bytes: int) -> int:
         """Time to move this many bytes."""

@@ -107,7 +107,7 @@ def test_times_and_bytes_of_smaller_copies() -> None:
         assert int8.kept_bytes == kept
         assert int8.encode_ns == kept + reads  # a product's result is read by a kernel more
         assert int8.decode_ns == kept + U + 10
-        assert int8.risk == pytest.approx(0.0063**2)
+        assert int8.risk == pytest.approx(codec_named("int8").relative_error ** 2)
     assert units["mm"].inexact_risk == max(form.risk for form in units["mm"].codecs)
 
 

@@ -1,0 +1,168 @@
+"""Costs measured on the device: every distinct piece of work timed once and kept in a file.
+
+What a plan's graphs run that was not timed, because only rewriting made it, is estimated from the bytes it moves, at
+the rate of the chains that were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch.fx import Node
+
+from hilore_planner.costs.measuring import measure
+from hilore_planner.costs.sample import (
+    Sample,
+    chain_sample,
+    codec_sample,
+    copy_sample,
+    layout_of,
+    node_sample,
+    not_alone,
+)
+from hilore_planner.costs.stopwatch import Stopwatch
+from hilore_planner.costs.table import CostTable
+from hilore_planner.passes.chains import Chain, value_bytes
+from hilore_planner.passes.codecs import Codec
+from hilore_planner.passes.cost import PricedByPiece, Roofline
+from hilore_planner.passes.ops import op_name, tensor
+from hilore_planner.passes.units import RecoveryUnit
+
+_COPIED = {"cuda": 2**28, "cpu": 2**24}
+"""Bytes of the value that is copied to find the rate of moving."""
+
+
+class Measured(PricedByPiece):
+    """Times from a table; what is not in it is priced by roofline, and measured when :meth:`settle` is called."""
+
+    kind = "measured"
+
+    def __init__(
+        self, table: CostTable, stopwatch: Stopwatch | None, estimate: Roofline, *, is_lossy: bool
+    ) -> None:
+        """Times of ``table``.
+
+        Args:
+            table: what is known.
+            stopwatch: of the table's device; None where that is not here, so that nothing can be measured.
+            estimate: for what is not known.
+            is_lossy: whether lossy codecs may be used; else they are not worth measuring.
+        """
+        super().__init__()
+        self._table = table
+        self._stopwatch = stopwatch
+        self._estimate = estimate
+        self._is_lossy = is_lossy
+        self._wanted: dict[str, Sample] = {}
+        self._samples: dict[object, Sample] = {}
+        self._chain_ns, self._chain_bytes = 0, 0
+        self._unmeasured: dict[str, None] = {}
+        kind = stopwatch.device.type if stopwatch is not None else "cuda"
+        self._copy = copy_sample(_COPIED[kind])
+        self._touch = copy_sample(16)
+
+    @property
+    def launch_ns(self) -> int:
+        """Time of a kernel that does next to nothing."""
+        return self._known_ns(self._touch, lambda: self._estimate.launch_ns)
+
+    def move_ns(self, size_bytes: int) -> int:
+        """Time to move this many bytes, at the rate of a large copy."""
+        copied_bytes = 2 * self._copy.inputs[0].size_bytes
+        copy_ns = self._known_ns(self._copy, lambda: self._estimate.move_ns(copied_bytes))
+        return round(size_bytes * copy_ns / copied_bytes)
+
+    def node_ns(self, node: Node) -> int:
+        """Time of a kernel of its own; by roofline where it cannot be run alone."""
+        if reason := not_alone(node):
+            self._unmeasured[f"{op_name(node)}: {reason}"] = None
+            return self._estimate.node_ns(node)
+        return self._known_ns(self._sample(node), lambda: self._estimate.node_ns(node))
+
+    def chain_ns(self, chain: Chain) -> int:
+        """Time of fusible work."""
+        if not chain.nodes:
+            return 0
+        time_ns = self._known_ns(self._sample(chain), lambda: 0)
+        if time_ns == 0:
+            return self._estimated_ns(chain)
+        self._chain_ns += time_ns
+        self._chain_bytes += chain.moved_bytes
+        return time_ns
+
+    def piece_ns(self, piece: Node | Chain) -> int:
+        """Time of a piece of a rewritten graph; nothing is measured for it."""
+        if not isinstance(piece, Chain):
+            if not_alone(piece):
+                return self._estimate.node_ns(piece)
+            sample = self._sample(piece)
+            known = self._table.get(sample.key) or self._table.get(sample.shape_key)
+            return known.ns if known and known.ns else self._estimate.node_ns(piece)
+        known = self._table.get(self._sample(piece).key)
+        return known.ns if known and known.ns else self._estimated_ns(piece)
+
+    def encode_alone_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
+        """Time of a kernel that reads a unit and writes its smaller copy."""
+        sample = self._codec_sample("encode", unit, codec)
+        moved_bytes = value_bytes(unit.maker) + kept_bytes
+        return self._known_ns(sample, lambda: self.move_ns(moved_bytes) + self.launch_ns)
+
+    def decode_alone_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
+        """Time of a kernel that reads a smaller copy and writes the unit."""
+        sample = self._codec_sample("decode", unit, codec)
+        moved_bytes = unit.rebuilt_bytes + kept_bytes
+        return self._known_ns(sample, lambda: self.move_ns(moved_bytes) + self.launch_ns)
+
+    def settle(self) -> bool:
+        """Measure what was asked for and is not known; whether anything was."""
+        if not self._wanted or self._stopwatch is None:
+            return False
+        wanted, self._wanted = list(self._wanted.values()), {}
+        self._unmeasured.clear()
+        self._chain_ns, self._chain_bytes = 0, 0
+        measure(self._table, self._stopwatch, wanted)
+        return True
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What is priced by roofline, and why."""
+        missing = f"not in {self._table.path}"
+        absent = [f"{sample.what}: {missing}" for sample in self._wanted.values()]
+        return (*self._unmeasured, *absent)
+
+    def _known_ns(self, sample: Sample | None, estimate: Callable[[], int]) -> int:
+        if sample is None:
+            return estimate()
+        entry = self._table.get(sample.key)
+        if entry is None:
+            self._wanted[sample.key] = sample
+        elif entry.ns is None:
+            self._unmeasured[f"{entry.what}: {entry.why}"] = None
+        return estimate() if entry is None or entry.ns is None else entry.ns
+
+    def _estimated_ns(self, chain: Chain) -> int:
+        """By the bytes it moves, at the rate of the chains priced so far."""
+        moved_bytes = chain.moved_bytes
+        if self._chain_bytes == 0:
+            return self.move_ns(moved_bytes) + self.launch_ns
+        return self.launch_ns + round(moved_bytes * self._chain_ns / self._chain_bytes)
+
+    def _sample(self, piece: Node | Chain) -> Sample:
+        if piece not in self._samples:
+            found = chain_sample(piece) if isinstance(piece, Chain) else node_sample(piece)
+            self._samples[piece] = found
+        return self._samples[piece]
+
+    def _codec_sample(
+        self, use: Literal["encode", "decode"], unit: RecoveryUnit, codec: Codec
+    ) -> Sample | None:
+        """None where the codec is not worth measuring."""
+        value = tensor(unit.maker)
+        if value is None or not (self._is_lossy or codec.is_lossless):
+            return None
+        layout = layout_of(value)
+        place = (use, codec, layout)
+        if place not in self._samples:
+            self._samples[place] = codec_sample(use, codec, layout)
+        return self._samples[place]

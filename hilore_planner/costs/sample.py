@@ -1,0 +1,263 @@
+"""Work that is timed by itself: one kernel of its own, one chain, or one use of a codec.
+
+A sample is known by its content (ops, shapes, strides, dtypes, other arguments), so that identical layers share it, and
+so do updates. Its inputs are made up: normal numbers, and indices spread over what they index.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import CodeGen
+from torch.utils._pytree import tree_map
+
+from hilore_planner.passes import codecs, compat
+from hilore_planner.passes.chains import Chain
+from hilore_planner.passes.codecs import Codec
+from hilore_planner.passes.ops import op_name, tensor
+
+aten = torch.ops.aten
+
+Run = Callable[[list[Tensor]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor to be made up; integers are drawn below ``limit``."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    limit: int = 1
+
+    def __repr__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}{list(self.shape)}@{list(self.stride)}".replace(" ", "")
+
+    def made_up(self, device: torch.device) -> Tensor:
+        """A tensor of this layout."""
+        value = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        if self.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            return value.normal_()
+        if self.dtype in (torch.int32, torch.int64):
+            return value.random_(0, self.limit)
+        return value.zero_()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of memory it spans."""
+        extent = sum(
+            (size - 1) * step for size, step in zip(self.shape, self.stride, strict=True) if size
+        )
+        return (extent + 1) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Something to time.
+
+    Attributes:
+        key: digest of the content.
+        what: name for people.
+        inputs: what it is run on.
+        make: readies it to run on such inputs, which may mean compiling it.
+        shape_key: digest of the content without strides; empty where there is no such thing.
+    """
+
+    key: str
+    what: str
+    inputs: tuple[Layout, ...]
+    make: Callable[[Sequence[Tensor]], Run]
+    shape_key: str = ""
+
+
+def layout_of(value: Tensor, limit: int = 1) -> Layout:
+    """The layout of a (fake) tensor, symbolic sizes at their hints."""
+    shape, stride = (tuple(map(compat.hint, sizes)) for sizes in (value.shape, value.stride()))
+    return Layout(shape, stride, value.dtype, limit)
+
+
+def not_alone(node: Node) -> str:
+    """Why an op is not run by itself; empty where it is."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return "a higher-order operator"
+    if target.namespace not in ("aten", "prims", "hilore"):
+        return "a custom operator or collective, which may do more than compute"
+    return "it writes to its inputs" if target._schema.is_mutable else ""
+
+
+def node_sample(node: Node) -> Sample:
+    """A kernel of its own, as Inductor calls it; see :func:`not_alone`."""
+    inputs = tuple(arg for arg in node.all_input_nodes if tensor(arg) is not None)
+    chain = Chain((node,), inputs, (node,), ())
+    found = chain_sample(chain)
+    shapes = [(layout.shape, layout.dtype) for layout in found.inputs]
+    return replace(
+        found,
+        what=f"{op_name(node)} {', '.join(map(_short, found.inputs))}",
+        shape_key=_digest(f"{_text(chain)} {shapes}"),
+    )
+
+
+def chain_sample(chain: Chain) -> Sample:
+    """A chain, compiled as Inductor compiles it within a program."""
+    limit = _index_limit(chain)
+    inputs = tuple(layout_of(_value(node), limit) for node in chain.inputs)
+    names = list(dict.fromkeys(op_name(node) for node in chain.nodes))
+    values = [value for node in chain.outputs if (value := tensor(node)) is not None]
+    written = [_short(layout_of(value)) for value in values]
+    return Sample(
+        key=_digest(f"{_text(chain)} {inputs}"),
+        what=f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''} -> {', '.join(written[:2])}",
+        inputs=inputs,
+        make=lambda given: compat.compile_alone(_module(chain), given),
+    )
+
+
+def copy_sample(size_bytes: int) -> Sample:
+    """Copying a value of this many bytes."""
+    layout = Layout((size_bytes // 4,), (1,), torch.float32)
+    return _function_sample("copy", lambda x: x + 1, [layout], "")
+
+
+def codec_sample(use: Literal["encode", "decode"], codec: Codec, layout: Layout) -> Sample:
+    """One use of a codec on a value of this layout, in a kernel of its own."""
+    content = f"{codec!r} {_codecs_digest()}"
+    if use == "encode":
+        return _function_sample(f"encode {codec.name}", codec.encode, [layout], content)
+    with compat.without_modes():
+        value = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
+        parts = [layout_of(part) for part in codec.encode(value)]
+    return _function_sample(
+        f"decode {codec.name}", lambda *given: codec.decode(given, layout.dtype), parts, content
+    )
+
+
+def _function_sample(
+    name: str, function: Callable[..., Any], inputs: Sequence[Layout], content: str
+) -> Sample:
+    """A function of tensors, traced and compiled; ``content`` is all else that what it does depends on."""
+
+    def make(given: Sequence[Tensor]) -> Run:
+        with compat.without_modes(), FakeTensorMode() as mode:
+            traced = compat.trace(function, [mode.from_tensor(value) for value in given])
+        _flatten(traced)
+        return compat.compile_alone(traced, given)
+
+    return Sample(
+        key=_digest(f"{name} {content} {list(inputs)}"),
+        what=f"{name} {', '.join(map(_short, inputs))}",
+        inputs=tuple(inputs),
+        make=make,
+    )
+
+
+def _flatten(gm: GraphModule) -> None:
+    """Take inputs one by one and return a tuple, as Inductor has it."""
+    gm.graph.set_codegen(CodeGen())
+    output = gm.graph.output_node()
+    if not isinstance(output.args[0], (tuple, list)):
+        output.args = ((output.args[0],),)
+    gm.recompile()
+
+
+@functools.cache
+def _codecs_digest() -> str:
+    """Of the code of all codecs."""
+    folder = Path(str(codecs.__file__)).parent
+    return _digest("".join(path.read_text() for path in sorted(folder.rglob("*.py"))))
+
+
+def _value(node: Node) -> Tensor:
+    value = tensor(node)
+    assert value is not None, f"{node} is not one tensor"
+    return value
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _short(layout: Layout) -> str:
+    return repr(layout).partition("@")[0]
+
+
+def _text(chain: Chain) -> str:
+    """The ops of a chain with its values numbered, whatever they are called."""
+    index = {node: f"%{place}" for place, node in enumerate((*chain.inputs, *chain.nodes))}
+    lines = [
+        f"{node.target}{_arguments(node, lambda arg: index.get(arg, ''))}" for node in chain.nodes
+    ]
+    return "\n".join([*lines, *(index[node] for node in chain.outputs)])
+
+
+def _arguments(node: Node, place: Callable[[Node], Any]) -> Any:
+    """A node's arguments, those in the chain as ``place`` has them, sizes as numbers."""
+
+    def replace(arg: Node) -> Any:
+        value = arg.meta.get("val")
+        return compat.hint(value) if isinstance(value, torch.SymInt) else place(arg)
+
+    def number(value: Any) -> Any:
+        return compat.hint(value) if isinstance(value, torch.SymInt) else value
+
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), replace)
+    return tree_map(number, (tuple(args), dict(kwargs)))
+
+
+def _module(chain: Chain) -> GraphModule:
+    graph = Graph()
+    env = {node: graph.placeholder(f"input_{i}") for i, node in enumerate(chain.inputs)}
+    for node in chain.nodes:
+        args, kwargs = _arguments(node, env.__getitem__)
+        env[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+    results = [out for node in chain.outputs for out in _tensors_of(graph, node, env[node])]
+    graph.output(tuple(results))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def _tensors_of(graph: Graph, node: Node, copy: Node) -> Iterator[Node]:
+    """A value, or the tensors of an op that returns several."""
+    if tensor(node) is not None:
+        yield copy
+        return
+    for place, value in enumerate(node.meta["val"]):
+        if isinstance(value, Tensor):
+            yield graph.call_function(operator.getitem, (copy, place))
+
+
+def _index_limit(chain: Chain) -> int:
+    """Below which any integer may index whatever the chain looks up or scatters into."""
+    sizes = [
+        compat.hint(size) for node in chain.nodes for size in _indexed_sizes(node) if size != 0
+    ]
+    return min(sizes, default=2)
+
+
+def _indexed_sizes(node: Node) -> Sequence[Any]:
+    shape = _shape(node.args[0]) if node.args else ()
+    name = op_name(node)
+    if name in ("gather", "scatter", "scatter_add", "index_select", "index_add"):
+        return [shape[node.args[1]]] if shape else ()  # type: ignore[index]
+    if name == "embedding":
+        return shape[:1]
+    if name.removeprefix("_unsafe_").removeprefix("masked_").startswith("index"):
+        indices: Any = node.args[2 if "masked" in name else 1]
+        return [size for size, index in zip(shape, indices, strict=False) if index is not None]
+    return ()
+
+
+def _shape(argument: Any) -> Sequence[Any]:
+    value = tensor(argument) if isinstance(argument, Node) else None
+    return () if value is None else value.shape

@@ -1,0 +1,76 @@
+"""Compiling with Inductor: seeing what it compiles, and compiling beside it. The part of :mod:`compat` that does so."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._guards import tracing
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.utils import BoxedBool
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+CompiledGraphObserver = Callable[[Callable[..., Any], Sequence[Any], bool], None]
+"""Gets a compiled graph's wrapper function, its (fake) example inputs, and if it is a backward."""
+
+_compiled_graph_observers: list[CompiledGraphObserver] = []
+_observers_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def observe_compiled_graphs(observer: CompiledGraphObserver) -> Iterator[None]:
+    """Call ``observer`` for every graph Inductor compiles, or loads from a cache, meanwhile.
+
+    ``CompiledFxGraph.post_compile`` is what both ways share (2.11 and 2.13); when it begins, the
+    callable is still the bare ``call`` of the generated module. Observers of several contexts, also of
+    several threads, all see every graph: a CUDA backward is compiled on autograd's thread. Those of
+    :func:`compile_alone` they do not see.
+    """
+    with _observers_lock:
+        _compiled_graph_observers.append(observer)
+        if len(_compiled_graph_observers) == 1:
+            CompiledFxGraph.post_compile = _observed_post_compile  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _observers_lock:
+            _compiled_graph_observers.remove(observer)
+            if not _compiled_graph_observers:
+                CompiledFxGraph.post_compile = _post_compile  # type: ignore[method-assign]
+
+
+_post_compile = CompiledFxGraph.post_compile
+
+
+def _observed_post_compile(
+    self: CompiledFxGraph, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any
+) -> None:
+    if self.current_callable is not None and not _is_alone.get():
+        for observer in tuple(_compiled_graph_observers):
+            observer(self.current_callable, example_inputs, bool(graph_kwargs["is_backward"]))
+    _post_compile(self, example_inputs, constants, graph_kwargs)
+
+
+_is_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("is_alone", default=False)
+
+
+def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """Compile a graph of ATen ops that returns a tuple, also while another graph is being compiled.
+
+    ``inputs`` are real tensors of the layout it will be called with.
+    """
+    mode, token = FakeTensorMode(), _is_alone.set(True)
+    try:
+        with _disable_current_modes(), tracing(None), V.set_fake_mode(mode):
+            fakes = [mode.from_tensor(value) for value in inputs]
+            compiled: Any = compile_fx_inner(gm, fakes, cudagraphs=BoxedBool(False))
+    finally:
+        _is_alone.reset(token)
+    return lambda given: compiled(given)

@@ -1,0 +1,148 @@
+"""Samples: the same work has the same key, and runs by itself as it does in its graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Node
+
+from hilore_planner.costs.sample import (
+    Layout,
+    Sample,
+    chain_sample,
+    codec_sample,
+    node_sample,
+    not_alone,
+)
+from hilore_planner.costs.stopwatch import Stopwatch, _quietest
+from hilore_planner.passes import compat
+from hilore_planner.passes.chains import Chain
+from hilore_planner.passes.codecs import codec_named
+from tests.passes.programs import HandMade
+
+aten = torch.ops.aten
+
+
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run graphs instead of compiling them."""
+
+    def interpret(gm: torch.fx.GraphModule, _: object) -> Any:
+        return lambda given: gm(*given)
+
+    monkeypatch.setattr(compat, "compile_alone", interpret)
+
+
+def product(columns: int = 64, *, is_transposed: bool = False) -> Node:
+    hand = HandMade()
+    left = hand.input("left", 32, 64)
+    right = hand.input("right", columns, 64) if is_transposed else hand.input("right", 64, columns)
+    if is_transposed:
+        right = hand.call(aten.t.default, right)
+    return hand.call(aten.mm.default, left, right)
+
+
+def test_layers_that_are_alike_share_a_key_and_others_do_not() -> None:
+    one = node_sample(product())
+    assert node_sample(product()).key == one.key
+    assert node_sample(product(128)).key != one.key
+    turned = node_sample(product(is_transposed=True))
+    assert turned.key != one.key
+    assert turned.shape_key == one.shape_key
+    assert one.what == "mm float32[32,64], float32[64,64]"
+
+
+def run(sample: Sample, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    result: Any = sample.make(given)(list(given))
+    return list(result)
+
+
+def softmaxed(dtype: torch.dtype = torch.float32) -> tuple[Chain, Node]:
+    hand = HandMade()
+    x = hand.input("x", 8, 16, dtype=dtype)
+    exponent = hand.call(aten.exp.default, x)
+    total = hand.call(aten.sum.dim_IntList, exponent, [1], True)
+    out = hand.call(aten.div.Tensor, exponent, total)
+    return Chain((exponent, total, out), (x,), (out, total), (8 * 16 * 4,)), x
+
+
+def test_a_chain_computes_what_it_does_in_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreted(monkeypatch)
+    sample = chain_sample(softmaxed()[0])
+    assert sample.key == chain_sample(softmaxed()[0]).key
+    assert sample.key != chain_sample(softmaxed(torch.float64)[0]).key
+    x = sample.inputs[0].made_up(torch.device("cpu"))
+    out, total = run(sample, [x])
+    assert torch.allclose(out, torch.softmax(x, -1))
+    assert torch.allclose(total, x.exp().sum(-1, keepdim=True))
+
+
+def test_an_op_of_several_outputs_returns_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreted(monkeypatch)
+    hand = HandMade()
+    q = hand.input("q", 1, 2, 64, 32)
+    flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+    sample = node_sample(hand.call(flash, q, q, q, 0.0, True))
+    given = [layout.made_up(torch.device("cpu")) for layout in sample.inputs]
+    assert len(given) == 1  # q is one input, read three times
+    out, lse = run(sample, given)
+    assert (out.shape, lse.shape) == ((1, 2, 64, 32), (1, 2, 64))
+
+
+def test_indices_stay_in_what_they_index() -> None:
+    hand = HandMade()
+    table, ids = hand.input("table", 50, 8), hand.input("ids", 4, 16, dtype=torch.int64)
+    rows = hand.call(aten.embedding.default, table, ids)
+    picked = hand.call(aten.gather.default, rows, 2, hand.call(aten.unsqueeze.default, ids, 2))
+    looked_up = chain_sample(Chain((rows,), (table, ids), (rows,), (0, 0)))
+    both = chain_sample(
+        Chain((rows, *picked.all_input_nodes[1:], picked), (table, ids), (picked,), (0, 0))
+    )
+    assert [layout.limit for layout in looked_up.inputs] == [50, 50]
+    assert both.inputs[1].limit == 8  # the gather's dimension is smaller than the table
+    drawn = looked_up.inputs[1].made_up(torch.device("cpu"))
+    assert 0 <= int(drawn.min()) < int(drawn.max()) < 50
+
+
+def test_codecs_encode_and_decode_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreted(monkeypatch)
+    codec, layout = codec_named("int8"), Layout((4, 128), (128, 1), torch.float32)
+    encode, decode = (codec_sample(use, codec, layout) for use in ("encode", "decode"))
+    x = layout.made_up(torch.device("cpu"))
+    parts = run(encode, [x])
+    assert [tuple(part.shape) for part in parts] == [part.shape for part in decode.inputs]
+    (value,) = run(decode, parts)
+    assert torch.linalg.vector_norm(value - x) < 0.02 * torch.linalg.vector_norm(x)
+    other = codec_sample("encode", codec, Layout((8, 128), (128, 1), torch.float32))
+    assert len({encode.key, decode.key, other.key}) == 3
+
+
+def test_what_may_do_more_than_compute_is_not_run() -> None:
+    hand = HandMade()
+    x = hand.input("x", 4)
+    assert not not_alone(hand.call(aten.sin.default, x))
+    assert "writes" in not_alone(hand.call(aten.copy_.default, x, x))
+    assert "higher-order" in not_alone(hand.call(operator.neg, x))
+
+    @torch.library.custom_op("hilore_tests::priced", mutates_args=())
+    def priced(value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    priced.register_fake(torch.empty_like)
+    assert "custom" in not_alone(hand.call(torch.ops.hilore_tests.priced.default, x))
+
+
+def test_a_try_that_was_disturbed_is_repeated() -> None:
+    tries = iter([[1.0, 5.0, 5.0], [2.0, 2.1, 2.05], [1.0, 1.0, 1.0]])
+    assert _quietest(tries) == 2.05
+    assert _quietest(iter([[1.0, 9.0, 9.0], [1.0, 4.0, 9.0]])) == 4.0
+
+
+def test_a_sample_is_compiled_and_timed() -> None:
+    assert Stopwatch(torch.device("cpu")).time_ns(_product_sample()) > 0
+
+
+def _product_sample() -> Sample:
+    return node_sample(product())
