@@ -48,9 +48,10 @@ class Chain:
 
 
 def value_bytes(node: Node) -> int:
-    """Bytes of a node's elements; 0 where it is not one tensor."""
-    value = tensor(node)
-    return 0 if value is None else roofline_bytes(value)
+    """Bytes of the elements of a node's tensor, or of all of a multi-output op's; 0 where it has none."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return sum(roofline_bytes(each) for each in values if isinstance(each, torch.Tensor))
 
 
 def cut_chain(outputs: Sequence[Node], is_inside: Callable[[Node], bool]) -> Chain:

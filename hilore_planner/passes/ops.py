@@ -164,7 +164,7 @@ def storage_bytes(value: torch.Tensor) -> int:
 
 def flops(node: Node) -> int:
     """Floating-point operations of a matrix product or attention node; 0 for other nodes."""
-    if "scaled_dot_product" in str(node.target):
+    if "scaled_dot_product" in str(node.target) or "flex_attention" in str(node.target):
         return _attention_flops(node)
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in flop_registry:
@@ -177,10 +177,12 @@ def flops(node: Node) -> int:
 def _attention_flops(node: Node) -> int:
     """Two products forward and five backward, halved where the mask is causal.
 
-    Torch's own counter refuses grouped queries (fewer key heads than query heads).
+    Torch's own counter refuses grouped queries (fewer key heads than query heads). What flex attention's mask leaves
+    out is not known here, so all pairs count.
     """
-    assert isinstance(node.target, torch._ops.OpOverload)
-    names = [argument.name for argument in node.target._schema.arguments]
+    names = ["query", "key"]
+    if isinstance(node.target, torch._ops.OpOverload):
+        names = [argument.name for argument in node.target._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     query, key = given["query"], given["key"]
     assert isinstance(query, Node)
