@@ -27,7 +27,7 @@ def folded_at(problem: PlacementProblem, peaks: list[int]) -> Folded:
     return fold(analyse(problem), Refinement(peaks=peaks), problem.memory_cap_bytes)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.one_of(problems(), layered_problems()), st.data())
 def test_it_is_below_the_oracle(problem: PlacementProblem, data: st.DataObject) -> None:
     positions = st.integers(0, len(problem.positions) - 1)

@@ -32,7 +32,7 @@ def check_fits(problem: PlacementProblem, found: Solution) -> None:
     assert checked.risk <= problem.gradient_error**2
 
 
-@settings(max_examples=600)
+@settings(max_examples=150)
 @given(ANY_PROBLEM)
 def test_matches_the_oracle(problem: PlacementProblem) -> None:
     best = truth(problem)
@@ -47,7 +47,7 @@ def test_matches_the_oracle(problem: PlacementProblem) -> None:
     check_fits(problem, found)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(ANY_PROBLEM)
 def test_lp_repair_is_feasible_and_never_below_the_oracle(problem: PlacementProblem) -> None:
     best = truth(problem)
