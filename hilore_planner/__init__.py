@@ -11,19 +11,35 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hilore_planner.calibration.calibrate import calibrate as calibrate
+    from hilore_planner.calibration.profile import RiskProfile as RiskProfile
     from hilore_planner.errors import HiloreError as HiloreError
     from hilore_planner.grpo.exposure import exposure as exposure
     from hilore_planner.offline.planner import plan as plan
     from hilore_planner.plan import PlacementPlan as PlacementPlan
+    from hilore_planner.policy_update import PolicyUpdate as PolicyUpdate
+    from hilore_planner.verification import verify as verify
 
 _HOME = {
     "HiloreError": "hilore_planner.errors",
     "PlacementPlan": "hilore_planner.plan",
+    "PolicyUpdate": "hilore_planner.policy_update",
+    "RiskProfile": "hilore_planner.calibration.profile",
+    "calibrate": "hilore_planner.calibration.calibrate",
     "exposure": "hilore_planner.grpo.exposure",
     "plan": "hilore_planner.offline.planner",
 }
 
-__all__ = ["HiloreError", "PlacementPlan", "exposure", "plan"]
+__all__ = [
+    "HiloreError",
+    "PlacementPlan",
+    "PolicyUpdate",
+    "RiskProfile",
+    "calibrate",
+    "exposure",
+    "plan",
+    "verify",
+]
 
 
 class _Face(ModuleType):

@@ -10,7 +10,10 @@ import hilore_planner
 
 
 def test_the_public_names() -> None:
-    assert set(hilore_planner.__all__) == {"HiloreError", "PlacementPlan", "exposure", "plan"}
+    assert set(hilore_planner.__all__) == {
+        *("HiloreError", "PlacementPlan", "PolicyUpdate", "RiskProfile"),
+        *("calibrate", "exposure", "plan", "verify"),
+    }
     assert dir(hilore_planner) == sorted(hilore_planner.__all__)
     for name in hilore_planner.__all__:
         assert getattr(hilore_planner, name).__name__ == name

@@ -11,7 +11,7 @@ import torch
 
 from hilore_planner.errors import RegionError
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.verify import options_of, verify
+from hilore_planner.verification import options_of, verify
 from tests.backend.models import Dropped, Noisy, batch
 
 
