@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import torch
 from hilore_planner.compiling import Attempt, RegionCompiler
 from hilore_planner.correction import Correction
 from hilore_planner.errors import HiloreError, PlanFileError
+from hilore_planner.head_plan import HeadPlan
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, Planner
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.planning import PlannedRegion, fingerprint, plan_region, region_name
+from hilore_planner.planning import PlannedRegion, head_trial, plan_region, region_name
 from hilore_planner.region import Surroundings, surroundings
 from hilore_planner.sizes import format_bytes
 
@@ -91,7 +93,12 @@ def _compile(
         cap_bytes=cap,
         key=_cache_key(gm, inputs, options, around, cap),
         planner=source.planner,
-        settings=CutSettings(options.checkpoint_tags, options.head, cap - around.base_bytes),
+        settings=CutSettings(
+            options.checkpoint_tags,
+            options.head,
+            head_trial(around, options, cap),
+            source.decided_head,
+        ),
         is_given=source.is_given,
     ).run()
     if attempt.plan is not None:
@@ -117,11 +124,22 @@ class PlanSource:
         path = _plan_file(self.options.plan, plan.provenance.fingerprint)
         return path is not None and path.exists() and not self._is_replaced
 
+    def decided_head(self, fingerprint: str) -> HeadPlan | None:
+        """How the user's file says the head of a graph is run; None if there is no such file, or it is of another."""
+        path = _plan_file(self.options.plan, fingerprint)
+        if path is None or not path.exists() or self._is_replaced:
+            return None
+        try:
+            plan = PlacementPlan.load(path)
+        except PlanFileError:
+            return None  # planning meets it again, and says so or replaces it
+        return plan.head if plan.provenance.fingerprint == fingerprint else None
+
     def planner(self, correction: Correction) -> Planner:
         """What the partitioner calls with a joint graph."""
 
-        def plan(joint: JointGraph, head: str) -> PlannedRegion:
-            path = _plan_file(self.options.plan, fingerprint(joint))
+        def plan(joint: JointGraph, head: HeadPlan) -> PlannedRegion:
+            path = _plan_file(self.options.plan, joint.fingerprint)
             if path is not None and path.exists() and not self._is_replaced:
                 try:
                     return self._solve(joint, head, correction, PlacementPlan.load(path))
@@ -136,7 +154,7 @@ class PlanSource:
     def _solve(
         self,
         joint: JointGraph,
-        head: str,
+        head: HeadPlan,
         correction: Correction,
         loaded: PlacementPlan | None,
     ) -> PlannedRegion:
@@ -200,13 +218,20 @@ def _cache_key(
 
 
 def _dump(folder: Path, region: str, attempt: Attempt) -> None:
-    """Write a region's plan and graphs; graphs that came from Inductor's cache are not there to write."""
+    """Write a region's plan, graphs and predicted steps; those that came from Inductor's cache are not there to write."""
     target = folder / "".join(c if c.isalnum() or c in ".-" else "_" for c in region)
     target.mkdir(parents=True, exist_ok=True)
     if attempt.plan is not None:
         attempt.plan.save(target / "plan.json")
     for name, graph in zip(("forward", "backward"), attempt.graphs or (), strict=False):
         (target / f"{name}.py").write_text(graph.print_readable(print_output=False))
+    if attempt.steps:
+        record = {
+            "planning_seconds": attempt.planning_seconds,
+            "compile_seconds": attempt.compile_seconds,
+            "steps": [asdict(step) for step in attempt.steps],
+        }
+        (target / "steps.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _report(name: str, plan: PlacementPlan | None, reason: str) -> None:

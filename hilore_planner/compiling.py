@@ -8,6 +8,7 @@ corrects the estimate and the region is planned again. The best plan under the c
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from hilore_planner.correction import NO_CORRECTION, Correction
 from hilore_planner.errors import InfeasibleError, NoPlacementError, PlanFileError, RegionError
 from hilore_planner.partitioner import CutSettings, HilorePartitioner, Modules, Planner
 from hilore_planner.passes import compat
+from hilore_planner.passes.cost import PricedStep
 from hilore_planner.peak.step import StepPeak, step_peak
 from hilore_planner.peak.timeline import TensorSpec
 from hilore_planner.peak.workspace import MeasuredWorkspaces
@@ -47,6 +49,11 @@ class Attempt:
     reason: str = ""
     graphs: Modules | None = None
     """Forward and backward as they went to Inductor; None if they came from its cache."""
+    steps: tuple[PricedStep, ...] = ()
+    """What those graphs run, each with its predicted time."""
+    planning_seconds: float = 0.0
+    """Of the compilation, what was spent on planning."""
+    compile_seconds: float = 0.0
 
     @property
     def added_ns(self) -> int:
@@ -86,7 +93,7 @@ class RegionCompiler:
         correction = NO_CORRECTION
         while len(tried) < MAX_ROUNDS:
             try:
-                last = self._attempt(correction)
+                last = self._attempt(correction, tried)
             except NoPlacementError as error:
                 least_bytes = error.smallest_feasible_cap_bytes
                 if not tried or least_bytes is None:
@@ -95,7 +102,7 @@ class RegionCompiler:
                     break
                 # The difference found may be that of one plan only: look what the nearest plan really takes.
                 correction = correction.eased(least_bytes - self.cap_bytes)
-                last = self._attempt(correction)
+                last = self._attempt(correction, tried)
             if last.plan is None or last.peak is None:
                 return last
             if self.is_given(last.plan):
@@ -125,16 +132,29 @@ class RegionCompiler:
             )
         return attempt
 
-    def _attempt(self, correction: Correction) -> Attempt:
+    def _attempt(self, correction: Correction, tried: Sequence[Attempt]) -> Attempt:
+        settings = self._after(tried)
         key = f"{self.key}-{correction.key}"
-        attempt = self._compile(key, correction, self.patches)
+        attempt = self._compile(key, correction, settings, self.patches)
         if attempt.plan is None and not attempt.reason:
             # The graph came from Inductor's cache but its plan is gone from ours: make both again.
-            attempt = self._compile(key, correction, {**self.patches, "fx_graph_cache": False})
+            attempt = self._compile(
+                key, correction, settings, {**self.patches, "fx_graph_cache": False}
+            )
         return attempt
 
-    def _compile(self, key: str, correction: Correction, patches: dict[str, Any]) -> Attempt:
-        partitioner = HilorePartitioner(key, self.planner(correction), self.settings)
+    def _after(self, tried: Sequence[Attempt]) -> CutSettings:
+        """The settings for one more round: its positions are those of the others only if its head is cut alike."""
+        plan = tried[-1].plan if tried else None
+        if plan is None:
+            return self.settings
+        return replace(self.settings, decided_head=lambda _: plan.head)
+
+    def _compile(
+        self, key: str, correction: Correction, settings: CutSettings, patches: dict[str, Any]
+    ) -> Attempt:
+        start = time.perf_counter()
+        partitioner = HilorePartitioner(key, self.planner(correction), settings)
         try:
             with capture_wrappers() as wrappers:
                 compiled = compat.compile_graph(
@@ -144,6 +164,7 @@ class RegionCompiler:
             if partitioner.error is not None:
                 raise partitioner.error from None
             raise
+        seconds = time.perf_counter() - start
         plan = _kept_plan(partitioner, key)
         if plan is None:
             return Attempt(compiled, None, reason=partitioner.unplanned_reason)
@@ -151,7 +172,16 @@ class RegionCompiler:
         if peak is not None:
             figures = replace(plan.predicted, peak_bytes=peak.peak_bytes + self.around.slack_bytes)
             plan = replace(plan, predicted=figures)
-        return Attempt(compiled, plan, peak, graphs=partitioner.graphs)
+        planned = partitioner.planned
+        return Attempt(
+            compiled,
+            plan,
+            peak,
+            graphs=partitioner.graphs,
+            steps=planned.steps if planned is not None else (),
+            planning_seconds=partitioner.seconds,
+            compile_seconds=seconds,
+        )
 
     def _dry_run(self, wrappers: Sequence[Wrapper]) -> StepPeak | None:
         """The compiled update's peak; None, with a warning, where its code cannot be run dry."""

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from hilore_planner.errors import HiloreError
+from hilore_planner.head_decision import HeadOption, HeadTrial, decide_head
+from hilore_planner.head_plan import HeadPlan
 from hilore_planner.passes import compat
-from hilore_planner.passes.graph import CheckpointTags, JointGraph, clean, describe
-from hilore_planner.passes.head import normalise_head, rewrite_head
-from hilore_planner.passes.head_choice import HeadOption, choose_head
+from hilore_planner.passes.graph import CheckpointTags, JointGraph, clean, describe, fingerprint
+from hilore_planner.passes.head import HeadSite, normalise_head, plan_head, rewrite_head
 from hilore_planner.passes.order import keep_order, sink_free
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.planning import PlannedRegion
 from hilore_planner.solvers import replay
 
 Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
-Planner = Callable[[JointGraph, str], PlannedRegion]
+Planner = Callable[[JointGraph, HeadPlan], PlannedRegion]
 """Plans a joint graph, given what was done to its head."""
 
 
@@ -29,12 +32,14 @@ class CutSettings:
 
     Attributes:
         head: whether to cut the language-model head: as seems best, never, or into so many chunks.
-        room_bytes: what the cap leaves beyond what is held anyway.
+        trial: to see what is best; without it chunks have a fixed size.
+        decided_head: what an earlier plan of the graph with a fingerprint decided, if there is one.
     """
 
     checkpoint_tags: CheckpointTags = "override"
     head: HeadOption = "auto"
-    room_bytes: int = 0
+    trial: HeadTrial | None = None
+    decided_head: Callable[[str], HeadPlan | None] = lambda _: None
 
 
 class HilorePartitioner(compat.CustomPartitionerFn):
@@ -52,6 +57,8 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         self.unplanned_reason = ""
         self.error: HiloreError | None = None
         self.graphs: Modules | None = None
+        self.seconds = 0.0
+        """Spent in here."""
 
     def uuid(self) -> str:
         """Part of Inductor's cache key."""
@@ -75,11 +82,14 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         self.unplanned_reason = unplannable(gm, joint_inputs, static, outputs)
         if self.unplanned_reason:
             return compat.default_partition(gm, joint_inputs, **keywords)
+        start = time.perf_counter()
         try:
             return self._cut(gm, outputs, static)
         except HiloreError as error:
             self.error = error
             raise
+        finally:
+            self.seconds = time.perf_counter() - start
 
     def _cut(
         self, gm: torch.fx.GraphModule, num_forward_outputs: int, static: tuple[int, ...]
@@ -96,6 +106,7 @@ class HilorePartitioner(compat.CustomPartitionerFn):
             static_input_indices=static,
         )
         sink_free(self.graphs[1])
+        self.planned = self.planned.timed(*self.graphs)
         crowded = crowded_nodes(self.planned)
         for graph in self.graphs:
             keep_order(graph, crowded)
@@ -108,17 +119,27 @@ def prepare(
     *,
     num_forward_outputs: int,
     static_input_indices: Sequence[int],
-) -> tuple[JointGraph, str]:
-    """Clean a joint graph and cut its head, in place; also returns what was done to the head."""
+) -> tuple[JointGraph, HeadPlan]:
+    """Clean a joint graph and cut its head, in place; also returns what was decided about the head."""
     tags = clean(gm, settings.checkpoint_tags)
     normalise_head(gm)
-    head = choose_head(gm, settings.head, settings.room_bytes)
-    if head.site is not None and head.chunks:
-        rewrite_head(gm, head.site, head.chunks)
-    joint = describe(
-        gm, tags, num_forward_outputs=num_forward_outputs, static_input_indices=static_input_indices
-    )
-    return joint, str(head)
+    identity, found = fingerprint(gm), plan_head(gm)
+
+    def described(graph: torch.fx.GraphModule, nodes: Mapping[Node, Node]) -> JointGraph:
+        return describe(
+            graph,
+            {nodes[node]: tag for node, tag in tags.items() if node in nodes},
+            num_forward_outputs=num_forward_outputs,
+            static_input_indices=static_input_indices,
+            identity=identity,
+        )
+
+    head = settings.decided_head(identity)
+    if head is None:
+        head = decide_head(gm, found, settings.head, described, settings.trial)
+    if head.chunks and isinstance(found, HeadSite):
+        rewrite_head(gm, found, head.chunks)
+    return described(gm, {node: node for node in gm.graph.nodes}), head
 
 
 _CROWDED = 0.15

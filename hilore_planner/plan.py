@@ -10,6 +10,7 @@ from typing import Self
 
 from hilore_planner import plan_check, plan_diff, plan_file
 from hilore_planner.errors import InfeasibleError, OptionError, SolverLimitError
+from hilore_planner.head_plan import NO_HEAD, HeadPlan
 from hilore_planner.options import Options
 from hilore_planner.plan_diff import PlanDiff
 from hilore_planner.sizes import format_bytes, parse_bytes
@@ -96,6 +97,7 @@ class PlacementPlan:
     provenance: Provenance
     predicted: Figures = Figures()
     measured: Figures = Figures()
+    head: HeadPlan = NO_HEAD
     fixed_parts: tuple[FixedPart, ...] = ()
     sequence_risks: tuple[float, ...] = ()
     """By place of a sequence in the batch: squared relative gradient error that hardly any batch exceeds whose exposure

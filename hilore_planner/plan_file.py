@@ -24,6 +24,8 @@ _SPREAD = frozenset(
     {
         "$",
         "$.fixed_parts",
+        "$.head",
+        "$.head.ways",
         "$.problem",
         "$.problem.units",
         "$.problem.positions",

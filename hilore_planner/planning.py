@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,13 +10,16 @@ import torch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.composition import fixed_parts, vocabulary_size
 from hilore_planner.correction import NO_CORRECTION, Correction
+from hilore_planner.costs import costs_for
 from hilore_planner.errors import PlanFileError
+from hilore_planner.head_decision import HeadTrial
+from hilore_planner.head_plan import NO_HEAD, HeadPlan
 from hilore_planner.options import Options
 from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import source_line
-from hilore_planner.passes.cost import Roofline
+from hilore_planner.passes.cost import Costs, PricedStep, Roofline
 from hilore_planner.passes.graph import JointGraph
-from hilore_planner.passes.ops import op_name, tensor
+from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.problem import build_problem
 from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
 from hilore_planner.passes.schedule import build_schedule
@@ -27,29 +30,55 @@ from hilore_planner.sizes import format_bytes
 from hilore_planner.solvers import replay, solve
 from hilore_planner.solvers.problem import PlacementProblem, Solution
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRegion:
-    """A plan, and the units of the graph it is for."""
+    """A plan, the units of the graph it is for, and what it was priced with."""
 
     plan: PlacementPlan
     graph: RecoveryGraph
+    costs: Costs
+    steps: tuple[PricedStep, ...] = ()
+    """What the rewritten graphs run; empty before they are."""
+
+    def timed(self, *graphs: torch.fx.GraphModule) -> PlannedRegion:
+        """With the time of the graphs that the plan led to: steps that changed are priced as they are now."""
+        steps = self.costs.priced(*graphs)
+        figures = replace(self.plan.predicted, time_ns=sum(step.ns for step in steps))
+        return replace(self, plan=replace(self.plan, predicted=figures), steps=steps)
 
 
-def fingerprint(joint: JointGraph) -> str:
-    """Of a joint graph's structure: ops, wiring and dtypes, no sizes."""
-    index = {node: i for i, node in enumerate(joint.gm.graph.nodes)}
-    digest = hashlib.sha256()
-    for node in joint.gm.graph.nodes:
-        value = tensor(node)
-        wiring = [index[arg] for arg in node.all_input_nodes]
-        dtype = value.dtype if value is not None else ""
-        digest.update(f"{node.op} {op_name(node)} {wiring} {dtype}\n".encode())
-    return digest.hexdigest()[:16]
+def region_problem(
+    joint: JointGraph, costs: Costs, surroundings: Surroundings, options: Options, cap_bytes: int
+) -> tuple[RecoveryGraph, PlacementProblem]:
+    """The units of a region's graph, and the problem of placing them."""
+    graph = build_units(joint, build_schedule(joint))
+    problem = build_problem(
+        graph,
+        costs,
+        codecs=options.codecs,
+        base_bytes=surroundings.base_bytes,
+        memory_cap_bytes=cap_bytes,
+        gradient_error=options.gradient_error,
+        risks=_risks(options, graph),
+    )
+    return graph, problem
 
 
 def _risks(options: Options, graph: RecoveryGraph) -> RiskModel:
     return FIRST_ORDER if options.exposure is None else CalibratedRisk(options.exposure, graph)
+
+
+def head_trial(surroundings: Surroundings, options: Options, cap_bytes: int) -> HeadTrial:
+    """What deciding about a region's head needs."""
+    costs = Roofline(surroundings.profile)
+    return HeadTrial(
+        lambda joint: region_problem(joint, costs, surroundings, options, cap_bytes),
+        surroundings.profile,
+        options.solver_seconds,
+    )
 
 
 def plan_region(
@@ -59,7 +88,7 @@ def plan_region(
     *,
     region: str,
     cap_bytes: int,
-    head: str = "",
+    head: HeadPlan = NO_HEAD,
     correction: Correction = NO_CORRECTION,
     loaded: PlacementPlan | None = None,
     must_fit: bool = True,
@@ -73,59 +102,61 @@ def plan_region(
         InfeasibleError: no placement fits ``cap_bytes``.
         PlanFileError: ``loaded`` belongs to another graph or does not fit.
     """
-    schedule = build_schedule(joint)
-    graph = build_units(joint, schedule)
-    costs = Roofline(surroundings.profile)
-    problem = build_problem(
-        graph,
-        costs,
-        codecs=options.codecs,
-        base_bytes=surroundings.base_bytes,
-        memory_cap_bytes=cap_bytes,
-        gradient_error=options.gradient_error,
-        risks=_risks(options, graph),
-    )
+    costs = costs_for(options, surroundings)
+    graph, problem, program_ns = _priced(joint, costs, surroundings, options, cap_bytes)
+    if costs.settle():
+        graph, problem, program_ns = _priced(joint, costs, surroundings, options, cap_bytes)
+    for what in costs.unmeasured:
+        log.warning("priced by roofline: %s", what)
     problem = correction.applied(problem)
     if loaded is None:
         solution = solve(problem, time_limit_seconds=options.solver_seconds)
     else:
         problem = _with_positions_of(loaded, problem)
-        solution = _fitted(problem, loaded, fingerprint(joint))
+        solution = _fitted(problem, loaded, joint.fingerprint)
     risks = _risks(options, graph)
     plan = PlacementPlan(
         region=region,
         problem=problem,
         solution=solution,
         sources={unit.name: _source(unit) for unit in graph.units.values()},
-        provenance=_provenance(joint, surroundings, options, costs.kind, head),
+        provenance=_provenance(joint, surroundings, options, costs.kind),
         predicted=Figures(
             peak_bytes=solution.peak_bytes,
-            time_ns=costs.program_ns(graph) + solution.objective_ns,
+            time_ns=program_ns + solution.objective_ns,
             gradient_error=risks.gradient_error(solution),
         ),
         sequence_risks=risks.sequence_risks(solution),
-        fixed_parts=fixed_parts(joint, schedule, surroundings),
+        head=head,
+        fixed_parts=fixed_parts(joint, graph.schedule, surroundings),
         vocabulary=vocabulary_size(joint),
     )
     if must_fit:
         plan.require_feasible()
-    return PlannedRegion(plan, graph)
+    return PlannedRegion(plan, graph, costs)
+
+
+def _priced(
+    joint: JointGraph, costs: Costs, surroundings: Surroundings, options: Options, cap_bytes: int
+) -> tuple[RecoveryGraph, PlacementProblem, int]:
+    """The problem, and the time of the whole update when nothing is recomputed."""
+    graph, problem = region_problem(joint, costs, surroundings, options, cap_bytes)
+    return graph, problem, costs.program_ns(graph)
 
 
 def _provenance(
-    joint: JointGraph, surroundings: Surroundings, options: Options, costs: str, head: str
+    joint: JointGraph, surroundings: Surroundings, options: Options, costs: str
 ) -> Provenance:
     return Provenance(
         hilore=_version(),
         torch=str(torch.__version__),
         device=surroundings.device_name,
-        fingerprint=fingerprint(joint),
+        fingerprint=joint.fingerprint,
         costs=costs,
         options={
             "memory_cap": str(options.memory_cap),
             "codecs": ",".join(options.codecs),
-            "head": head,
-            "exposure": "calibrated" if options.exposure is not None else "bound",
+            "head": str(options.head),
         },
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hilore_planner.errors import OptionError
+from hilore_planner.head_plan import HeadPlan
 from hilore_planner.offline.capture import Update, capture
 from hilore_planner.offline.memory import surroundings_on
 from hilore_planner.options import Options
@@ -13,7 +14,7 @@ from hilore_planner.partitioner import CutSettings, prepare
 from hilore_planner.passes.devices import profile_named
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.plan import CHECKED, PlacementPlan
-from hilore_planner.planning import plan_region
+from hilore_planner.planning import head_trial, plan_region
 from hilore_planner.region import Surroundings, surroundings
 
 _OF_COMPILING = ("plan", "on_mismatch", "dump_dir")
@@ -25,7 +26,7 @@ class Traced:
     """An update's joint graph and what surrounds it, ready to be planned."""
 
     joint: JointGraph
-    head: str
+    head: HeadPlan
     surroundings: Surroundings
     options: Options
     region: str
@@ -113,7 +114,7 @@ def trace(
     )
     joint, head = prepare(
         captured.gm,
-        CutSettings(asked.checkpoint_tags, asked.head, cap_bytes - around.base_bytes),
+        CutSettings(asked.checkpoint_tags, asked.head, head_trial(around, asked, cap_bytes)),
         num_forward_outputs=captured.num_forward_outputs,
         static_input_indices=captured.static_input_indices,
     )

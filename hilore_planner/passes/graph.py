@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,7 @@ from hilore_planner.errors import RegionError
 from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import source_line
 from hilore_planner.passes.emit import fake_mode_of
-from hilore_planner.passes.ops import tensor
+from hilore_planner.passes.ops import op_name, tensor
 
 CheckpointTags = Literal["override", "respect", "error"]
 
@@ -37,6 +38,8 @@ class JointGraph:
     """Inputs whose contents the update overwrites: a later replay would read something else."""
     tags: dict[Node, str]
     """What the program's own checkpointing says of a forward node: ``store`` or ``recompute``."""
+    fingerprint: str
+    """Of the graph as the program has it, before its head was cut."""
 
     @property
     def num_forward_outputs(self) -> int:
@@ -89,8 +92,12 @@ def describe(
     *,
     num_forward_outputs: int,
     static_input_indices: Sequence[int],
+    identity: str = "",
 ) -> JointGraph:
-    """Tell the regions of a clean joint graph apart."""
+    """Tell the regions of a clean joint graph apart.
+
+    ``identity`` is the graph's :func:`fingerprint` from before it was changed, if it was.
+    """
     _refresh_views(gm)
     compat.tag_forced_saves(gm)
     nodes = list(gm.graph.nodes)
@@ -113,7 +120,20 @@ def describe(
         static_input_indices=tuple(static_input_indices),
         mutated_inputs=_mutated_inputs(gm, primals),
         tags=dict(tags),
+        fingerprint=identity or fingerprint(gm),
     )
+
+
+def fingerprint(gm: GraphModule) -> str:
+    """Of a joint graph's structure: ops, wiring and dtypes, no sizes."""
+    index = {node: i for i, node in enumerate(gm.graph.nodes)}
+    digest = hashlib.sha256()
+    for node in gm.graph.nodes:
+        value = tensor(node)
+        wiring = [index[arg] for arg in node.all_input_nodes]
+        dtype = value.dtype if value is not None else ""
+        digest.update(f"{node.op} {op_name(node)} {wiring} {dtype}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def _checkpoint_tags(

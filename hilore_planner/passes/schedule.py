@@ -134,11 +134,16 @@ def fixed_bytes(joint: JointGraph, schedule: Schedule, base_bytes: int) -> list[
     ``base_bytes`` are alive throughout (weights, inputs, optimizer state, what others hold). Added to it is what the
     program itself holds.
     """
+    return alive_bytes(schedule, held_values(joint, schedule), base_bytes)
+
+
+def alive_bytes(schedule: Schedule, values: Iterable[Held], base_bytes: int) -> list[int]:
+    """Bytes of ``values`` that are alive at each step, added to ``base_bytes``."""
     count = len(schedule.steps)
     changes = [0] * (count + 1)
     born: list[Counter[int]] = [Counter() for _ in range(count)]
     dying: list[Counter[int]] = [Counter() for _ in range(count)]
-    for held in held_values(joint, schedule):
+    for held in values:
         size = held.storage.bytes
         changes[held.first] += size
         changes[held.last + 1] -= size
@@ -210,8 +215,9 @@ def _last_use(schedule: Schedule, storage: Storage, first: int) -> int | None:
 
 
 def _reused_bytes(schedule: Schedule, step: int, born: Counter[int], dying: Counter[int]) -> int:
-    """A fused kernel writes over an input of the same size that dies in it."""
-    if schedule.kinds[schedule.steps[step][0]] is OpKind.EXTERN:
+    """A fused kernel writes over an input of the same size that dies in it, an added product over its total."""
+    first = schedule.steps[step][0]
+    if schedule.kinds[first] is OpKind.EXTERN and first.target is not compat.added_mm():
         return 0
     return sum(size * number for size, number in (born & dying).items())
 

@@ -14,6 +14,7 @@ import torch
 
 from hilore_planner.backend import hilore
 from hilore_planner.errors import RegionError
+from hilore_planner.head_plan import HeadPlan
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, HilorePartitioner
 from hilore_planner.passes import compat
@@ -124,7 +125,7 @@ class Region:
         """The smallest cap with a placement and the peak where memory is plentiful, before compiling."""
         found: list[PlacementPlan] = []
 
-        def plan(joint: JointGraph, head: str) -> PlannedRegion:
+        def plan(joint: JointGraph, head: HeadPlan) -> PlannedRegion:
             around, parsed = surroundings(self.inputs), Options.parse(options)
             cap_bytes = parse_bytes(PLENTY)
             planned = plan_region(joint, around, parsed, region="", cap_bytes=cap_bytes, head=head)

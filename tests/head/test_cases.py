@@ -12,7 +12,6 @@ from hilore_planner.errors import OptionError
 from hilore_planner.grpo.head import log_probs
 from hilore_planner.passes.head import (
     HeadRefusal,
-    head_bytes,
     head_flops,
     plan_head,
     rewrite_head,
@@ -60,7 +59,8 @@ def test_a_head_of_real_size_is_cut(dynamic: bool) -> None:
     (forward, backward) = plain.halves[0]
     rows = ROWS // 8
     gradient = HIDDEN  # rows of logits that the weight's gradient is as large as
-    # at once: the running total, the new one, one chunk's gradient of logits, the vocabulary's numbers
+    # at once: the old total and the new one (one memory when compiled), a chunk's gradient of logits, the
+    # vocabulary's numbers
     assert wide_alive(forward, VOCABULARY)[0] == 2 * gradient + rows + 1
     assert wide_alive(backward, VOCABULARY)[0] <= 2 * gradient
     assert wide_alive(joint, VOCABULARY)[0] >= 3 * ROWS
@@ -78,16 +78,9 @@ def test_nothing_of_vocabulary_size_is_saved() -> None:
     ]
 
 
-def test_estimates_of_a_head_of_real_size() -> None:
+def test_operations_of_a_head_of_real_size() -> None:
     found = site(large(dynamic=False).joint[0])
     assert head_flops(found) == 6 * ROWS * VOCABULARY * HIDDEN
-    hidden_bytes, weight_bytes = 2 * ROWS * HIDDEN, 2 * VOCABULARY * HIDDEN
-    picked = sum(4 * ROWS for leaving in found.passes[0].exits if not leaving.needs_tangent)
-    for chunks in (1, 8):
-        cost = head_bytes(found, chunks)
-        assert cost.saved_bytes == hidden_bytes + weight_bytes + picked
-        logits_bytes = 2 * ROWS * VOCABULARY // chunks
-        assert cost.workspace_bytes == cost.saved_bytes + weight_bytes + 2 * logits_bytes
 
 
 def test_rebuilding_costs_one_matmul_more() -> None:

@@ -1,69 +1,57 @@
-"""What a cut head costs, before it is cut; symbolic sizes count as traced."""
+"""What a cut head takes, before it is cut; symbolic sizes count as traced."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from torch.fx import Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.head.operands import operands
+from hilore_planner.passes.devices import DeviceProfile
 from hilore_planner.passes.head.reach import MATMULS
 from hilore_planner.passes.head.shapes import numel_hint, shape_of, tensor_of
-from hilore_planner.passes.head.site import ChunkPass, HeadSite
-from hilore_planner.passes.head.slices import static_bounds
+from hilore_planner.passes.head.site import HeadSite
 
-
-@dataclass(frozen=True, slots=True)
-class HeadBytes:
-    """Bytes a cut head holds."""
-
-    saved_bytes: int
-    """What the head hands from forward to backward: gradients (early) or row values (rebuild)."""
-    workspace_bytes: int
-    """The most its own values take while it runs, what it hands on included."""
-
-
-def head_bytes(site: HeadSite, chunks: int) -> HeadBytes:
-    """Memory of a head cut into ``chunks``, pointwise work fused into its matmuls' neighbours.
-
-    Alive together are a chunk's matmul results and operands of vocabulary size, two running totals
-    of each sum (the old one while the new one is made), and all chunks of what leaves.
-    """
-    saved = sum(_bytes(leaving.node) for leaving in site.passes[0].exits)
-    return HeadBytes(saved, max(_workspace(site, sweep, chunks) for sweep in site.passes))
+_KERNELS_PER_MATMUL = 2
+"""Each product has a fused kernel before or after it."""
 
 
 def head_flops(site: HeadSite) -> int:
     """Floating-point operations of the head's matmuls, forward and backward, whatever the chunks."""
-    matmuls = (s.node for sweep in site.passes for s in sweep.steps if s.node.target in MATMULS)
-    kept = compat.hint(site.rows) / compat.hint(shape_of(site.logits)[0])
-    return sum(round(_flops(node) * kept) for node in matmuls)
+    return sum(_flops(site, node) for node in _matmuls(site))
 
 
-def _workspace(site: HeadSite, sweep: ChunkPass, chunks: int) -> int:
-    rows = compat.hint(site.rows)
-    (_, longest), *_ = static_bounds(rows, min(chunks, rows))
-    wide: set[Node] = set()
-    for step in sweep.steps:
-        if step.node.target in MATMULS:
-            touched = (step.node, *(operand.node for operand in operands(step.recipe)))
-            inside = {other.node for other in sweep.steps}
-            wide |= {
-                n for n in touched if n in inside and compat.hint(site.vocabulary) in _hints(n)
-            }
-    sums = {leaving.node for leaving in sweep.exits if leaving.kind == "sum"}
-    per_chunk = sum(_bytes(node) for node in _storages(wide - sums)) * longest // rows
-    leaving_bytes = sum(_bytes(leaving.node) for leaving in sweep.exits)
-    return per_chunk + leaving_bytes + sum(_bytes(node) for node in sums)
+def added_ns(site: HeadSite, chunks: int, profile: DeviceProfile) -> int:
+    """Time that a cut head takes more than the whole one, by roofline.
+
+    Every chunk reads the weight again, which its product hides unless the chunk is short; adds its product to the
+    weight's gradient, which is read and written for that; and launches its kernels. A rebuilt head makes its logits
+    once more.
+    """
+    matmuls = _matmuls(site)
+    sums = {
+        leaving.node for sweep in site.passes for leaving in sweep.exits if leaving.kind == "sum"
+    }
+    products_ns = sum(_product_ns(site, node, chunks, profile) for node in matmuls)
+    whole_ns = sum(_product_ns(site, node, 1, profile) for node in matmuls)
+    totals = sum(2 * _bytes(node) for node in matmuls if node in sums)
+    again = [node for node in matmuls if matmuls.count(node) > 1]
+    again_ns = sum(_product_ns(site, node, 1, profile) for node in set(again))
+    totals_ns = round(1e9 * (chunks - 1) * totals / profile.bytes_per_second)
+    launches = (chunks - 1) * len(matmuls) * _KERNELS_PER_MATMUL
+    return products_ns - whole_ns + again_ns + totals_ns + launches * profile.launch_ns
 
 
-def _storages(nodes: set[Node]) -> list[Node]:
-    return list({compat.storage_key(node): node for node in nodes}.values())
+def _matmuls(site: HeadSite) -> list[Node]:
+    return [s.node for sweep in site.passes for s in sweep.steps if s.node.target in MATMULS]
 
 
-def _hints(node: Node) -> list[int]:
-    return [compat.hint(size) for size in shape_of(node)]
+def _product_ns(site: HeadSite, node: Node, chunks: int, profile: DeviceProfile) -> int:
+    """Time of one product in all chunks: of each, the larger of arithmetic and of reading what is not cut."""
+    value, rows = tensor_of(node), compat.hint(site.rows)
+    assert value is not None
+    read = [arg for arg in node.all_input_nodes if rows not in map(compat.hint, shape_of(arg))]
+    moved_ns = 1e9 * sum(map(_bytes, read)) / profile.bytes_per_second
+    work_ns = 1e9 * _flops(site, node) / chunks / profile.flops_per_second(value.dtype)
+    return round(chunks * max(moved_ns, work_ns))
 
 
 def _bytes(node: Node) -> int:
@@ -71,7 +59,8 @@ def _bytes(node: Node) -> int:
     return 0 if value is None else numel_hint(node) * value.itemsize
 
 
-def _flops(node: Node) -> int:
+def _flops(site: HeadSite, node: Node) -> int:
     inner = node.args[-1]
     assert isinstance(inner, Node)
-    return 2 * numel_hint(node) * compat.hint(shape_of(inner)[0])
+    kept = compat.hint(site.rows) / compat.hint(shape_of(site.logits)[0])
+    return round(2 * numel_hint(node) * compat.hint(shape_of(inner)[0]) * kept)

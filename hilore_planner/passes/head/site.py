@@ -30,6 +30,19 @@ class ChunkRows(Enum):
 HEAD_MARK = "hilore_head"
 """``node.meta`` key of the nodes of a head that is cut already."""
 
+_CHUNK_MARK = "hilore_chunk_of_logits"
+
+
+def mark_chunk_of_logits(node: Node) -> None:
+    """Say of a node of a cut head that it has a chunk's rows and the vocabulary's columns."""
+    node.meta[_CHUNK_MARK] = True
+
+
+def is_chunk_of_logits(node: Node) -> bool:
+    """Whether a node of a cut head has a chunk's rows and the vocabulary's columns: more chunks, fewer bytes."""
+    return _CHUNK_MARK in node.meta
+
+
 Domain = Literal["kept", "all"]
 """``all``: the rows of logits of which a slice goes on; ``kept``: those rows, or all if none is cut."""
 

@@ -14,7 +14,7 @@ from hilore_planner.passes.head.emit import Emitter
 from hilore_planner.passes.head.one_hot import picks_one, sum_instead_of_gather
 from hilore_planner.passes.head.operands import operands
 from hilore_planner.passes.head.reach import MATMULS
-from hilore_planner.passes.head.shapes import shape_of, tensor_of
+from hilore_planner.passes.head.shapes import same, shape_of, tensor_of
 from hilore_planner.passes.head.site import (
     ChunkPass,
     ChunkRows,
@@ -24,6 +24,7 @@ from hilore_planner.passes.head.site import (
     Recipe,
     Rows,
     Step,
+    mark_chunk_of_logits,
 )
 from hilore_planner.passes.head.slices import Bound, Chunk, Slicer
 
@@ -49,6 +50,9 @@ def emit_sweep(
         totals = {node: made for node, made in latest.items() if node in sums}
         finished = _finished(emitter, latest)
         made = _OneChunk(emitter, slicer, chunk, totals, finished).run(sweep.steps)
+        for node, part in made.items():
+            if node not in sums and any(same(size, site.vocabulary) for size in shape_of(part)):
+                mark_chunk_of_logits(part)
         for node, so_far in parts.items():
             so_far.append(made[node])
     return {

@@ -1,0 +1,185 @@
+"""Decide how the language-model head is run: bytes of logits against time.
+
+Everything about the region that is decided anyway, is decided once for each way to run its head: the placement problem
+is solved, and the way that adds least time in all is taken. The problem is built from one cut graph: its chunks' logits
+shrink as chunks get more, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch.fx import Graph, GraphModule, Node
+
+from hilore_planner.head_plan import HeadPlan, HeadWay
+from hilore_planner.passes import compat
+from hilore_planner.passes.devices import DeviceProfile
+from hilore_planner.passes.graph import JointGraph
+from hilore_planner.passes.head import (
+    HeadRefusal,
+    HeadSite,
+    added_ns,
+    is_chunk_of_logits,
+    plan_head,
+    rewrite_head,
+)
+from hilore_planner.passes.head.shapes import tensor_of
+from hilore_planner.passes.schedule import Schedule, alive_bytes, held_values
+from hilore_planner.passes.units import RecoveryGraph
+from hilore_planner.solvers import solve
+from hilore_planner.solvers.problem import PlacementProblem, Solution
+
+_SMALL_BYTES = 64 * 2**20
+"""Logits below this are left whole: there is nothing worth deciding."""
+_USUAL_BYTES = 320 * 2**20
+"""Logits of a chunk whose products run at full speed on a large device."""
+_LEAST_ROWS = 256
+"""A chunk of fewer rows leaves a large device idle."""
+_LEAST_BYTES = 32 * 2**20
+"""Logits of a chunk below this are small beside everything else."""
+_TRIAL_CHUNKS = 2
+"""The fewest that show what chunks after the first do."""
+
+HeadOption = Literal["auto", "off"] | int
+ProblemOf = Callable[[JointGraph], tuple[RecoveryGraph, PlacementProblem]]
+Describe = Callable[[GraphModule, dict[Node, Node]], JointGraph]
+"""Describes a copy of a graph; which of its nodes is which is given too."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTrial:
+    """What is needed to see what a way to run a head would cost.
+
+    Attributes:
+        problem_of: builds the region's placement problem.
+        profile: device whose roofline prices the head.
+        solver_seconds: for all ways together.
+    """
+
+    problem_of: ProblemOf
+    profile: DeviceProfile
+    solver_seconds: float
+
+
+def decide_head(
+    gm: GraphModule,
+    found: HeadSite | HeadRefusal,
+    option: HeadOption,
+    describe: Describe,
+    trial: HeadTrial | None,
+) -> HeadPlan:
+    """How to run the head found in a clean joint graph; changes nothing.
+
+    Without a ``trial`` nothing is solved: chunks then have about 320 MiB of logits.
+    """
+    if option == "off":
+        return HeadPlan(reason="option head is 'off'")
+    if isinstance(found, HeadRefusal):
+        return HeadPlan(reason=found.reason)
+    size_bytes = logits_bytes(found)
+    if isinstance(option, int):
+        return _fixed(found, option)
+    if size_bytes < _SMALL_BYTES:
+        return HeadPlan(logits_bytes=size_bytes, reason="its logits are small")
+    if trial is None:
+        return _fixed(found, -(-size_bytes // _USUAL_BYTES))
+    ways = _cut_ways(gm, found, describe, trial)
+    if found.form == "rebuild":
+        ways = [_whole_way(gm, size_bytes, describe, trial), *ways]
+    return _chosen(found, ways)
+
+
+def _fixed(site: HeadSite, chunks: int) -> HeadPlan:
+    """A head cut into so many chunks, not chosen from others."""
+    size_bytes = -(-logits_bytes(site) // chunks)
+    return HeadPlan(site.form, chunks, size_bytes, reason=site.why_rebuild)
+
+
+def logits_bytes(site: HeadSite) -> int:
+    """Bytes of all logits whose rows are kept, at the traced sizes."""
+    logits = tensor_of(site.logits)
+    assert logits is not None
+    return compat.hint(site.rows) * compat.hint(site.vocabulary) * logits.element_size()
+
+
+def chunk_counts(rows: int, size_bytes: int) -> tuple[int, ...]:
+    """Numbers of chunks worth looking at: powers of two, of chunks that are neither too short nor too small."""
+    most = min(rows // _LEAST_ROWS, size_bytes // _LEAST_BYTES)
+    return tuple(2**power for power in range(max(most, 1).bit_length()))
+
+
+def _chosen(site: HeadSite, ways: Sequence[HeadWay]) -> HeadPlan:
+    """The way that adds least time; of equal ones, that of fewer bytes; if nothing fits at all, that of fewest."""
+    best = min(ways, key=lambda way: (_time(way), way.logits_bytes))
+    reason = site.why_rebuild if best.chunks else "nothing is gained by making its logits twice"
+    return HeadPlan(
+        best.form, best.chunks, best.logits_bytes, best.head_ns, reason=reason, ways=tuple(ways)
+    )
+
+
+def _time(way: HeadWay) -> float:
+    return float("inf") if way.added_ns is None else way.added_ns
+
+
+def _cut_ways(
+    gm: GraphModule, site: HeadSite, describe: Describe, trial: HeadTrial
+) -> list[HeadWay]:
+    copy, nodes = _copied(gm)
+    found = plan_head(copy)
+    assert isinstance(found, HeadSite)
+    rewrite_head(copy, found, _TRIAL_CHUNKS)
+    graph, problem = trial.problem_of(describe(copy, nodes))
+    wide = _chunk_bytes(graph.joint, graph.schedule)
+    size_bytes = logits_bytes(site)
+    counts = chunk_counts(compat.hint(site.rows), size_bytes)
+    seconds = trial.solver_seconds / len(counts)
+    return [
+        HeadWay(
+            site.form,
+            chunks,
+            -(-size_bytes // chunks),
+            added_ns(site, chunks, trial.profile),
+            _objective(_with_chunks(problem, wide, chunks), seconds),
+        )
+        for chunks in counts
+    ]
+
+
+def _whole_way(gm: GraphModule, size_bytes: int, describe: Describe, trial: HeadTrial) -> HeadWay:
+    _, problem = trial.problem_of(describe(*_copied(gm)))
+    return HeadWay("whole", 0, size_bytes, 0, _objective(problem, trial.solver_seconds))
+
+
+def _objective(problem: PlacementProblem, seconds: float) -> int | None:
+    solution: Solution = solve(problem, time_limit_seconds=seconds)
+    return None if solution.status == "infeasible" else solution.objective_ns
+
+
+def _chunk_bytes(joint: JointGraph, schedule: Schedule) -> list[int]:
+    """Bytes of a chunk's logits and their gradient that are alive at each step."""
+    held = [h for h in held_values(joint, schedule) if is_chunk_of_logits(h.storage.maker)]
+    return alive_bytes(schedule, held, 0)
+
+
+def _with_chunks(
+    problem: PlacementProblem, trial_bytes: Sequence[int], chunks: int
+) -> PlacementProblem:
+    """The problem as it would be with so many chunks instead of the trial's."""
+    positions = tuple(
+        replace(
+            position,
+            fixed_bytes=position.fixed_bytes - wide + -(-wide * _TRIAL_CHUNKS // chunks),
+        )
+        for position, wide in zip(problem.positions, trial_bytes, strict=True)
+    )
+    return replace(problem, positions=positions)
+
+
+def _copied(gm: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
+    """The same nodes and values in a graph of its own, and which node became which."""
+    graph, nodes = Graph(), dict[Node, Node]()
+    output = graph.output(graph.graph_copy(gm.graph, nodes))
+    output.meta = dict(gm.graph.output_node().meta)
+    return GraphModule(gm, graph), nodes

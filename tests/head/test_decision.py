@@ -1,0 +1,168 @@
+"""How finely a head is cut is decided with everything else: bytes of logits against time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hilore_planner.grpo.head import log_probs
+from hilore_planner.head_decision import HeadTrial, chunk_counts
+from hilore_planner.head_plan import HeadPlan
+from hilore_planner.options import Options
+from hilore_planner.partitioner import CutSettings, prepare
+from hilore_planner.passes.devices import profile_named
+from hilore_planner.passes.graph import JointGraph
+from hilore_planner.passes.units import RecoveryGraph
+from hilore_planner.planning import head_trial, plan_region
+from hilore_planner.region import Surroundings
+from hilore_planner.solvers.problem import PlacementProblem
+from tests.passes.joint import Traced, copied, trace_update
+
+ROWS, HIDDEN, VOCABULARY, LAYERS = 8192, 1024, 151_936, 4
+LOGITS = 2 * ROWS * VOCABULARY
+GIB = 2**30
+
+
+def token_level(logp: Tensor, scale: Tensor) -> Tensor:
+    return -(logp * scale).sum() / scale.sum()
+
+
+def sequence_level(logp: Tensor, scale: Tensor) -> Tensor:
+    """One ratio for each of four sequences."""
+    ratio = torch.exp(logp.view(4, -1).mean(1))
+    return -(ratio * scale[:4]).mean()
+
+
+def wanted(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, requires_grad=True)
+
+
+def traced(loss: Callable[[Tensor, Tensor], Tensor]) -> Traced:
+    """A few layers and a head of real size, on fake tensors."""
+
+    def update(
+        hidden: Tensor, weights: list[Tensor], head: Tensor, targets: Tensor, scale: Tensor
+    ) -> Tensor:
+        for weight in weights:
+            hidden = hidden + torch.tanh(hidden @ weight)
+        return loss(log_probs(hidden, head, targets), scale)
+
+    with FakeTensorMode():
+        hidden = wanted(ROWS, HIDDEN)
+        weights = [wanted(HIDDEN, HIDDEN) for _ in range(LAYERS)]
+        head = wanted(VOCABULARY, HIDDEN)
+        targets, scale = torch.empty(ROWS, dtype=torch.int64), torch.empty(ROWS)
+        return trace_update(update, hidden, weights, head, targets, scale)
+
+
+@pytest.fixture(scope="module")
+def early() -> Traced:
+    return traced(token_level)
+
+
+@pytest.fixture(scope="module")
+def rebuilt() -> Traced:
+    return traced(sequence_level)
+
+
+AROUND = Surroundings(
+    device=torch.device("cpu"),
+    device_name="h200",
+    profile=profile_named("h200"),
+    total_bytes=140 * GIB,
+    usable_bytes=140 * GIB,
+    base_bytes=GIB,
+    pending_optimizer_bytes=0,
+)
+OPTIONS = Options()
+
+
+def cut(update: Traced, settings: CutSettings) -> tuple[JointGraph, HeadPlan]:
+    return prepare(
+        copied(update.gm),
+        settings,
+        num_forward_outputs=update.num_forward_outputs,
+        static_input_indices=update.static_input_indices,
+    )
+
+
+def decided(update: Traced, cap_bytes: int) -> tuple[JointGraph, HeadPlan]:
+    return cut(update, CutSettings(trial=head_trial(AROUND, OPTIONS, cap_bytes)))
+
+
+def added_ns(update: Traced, chunks: int, cap_bytes: int) -> int | None:
+    """Time the placement adds if the head is really cut so; None if nothing fits."""
+    joint, head = cut(update, CutSettings(head=chunks))
+    planned = plan_region(
+        joint, AROUND, OPTIONS, region="", cap_bytes=cap_bytes, head=head, must_fit=False
+    )
+    solution = planned.plan.solution
+    return None if solution.status == "infeasible" else solution.objective_ns
+
+
+def test_plenty_of_memory_leaves_an_early_head_in_one_piece(early: Traced) -> None:
+    _, head = decided(early, 100 * GIB)
+    assert (head.form, head.chunks, head.logits_bytes) == ("early", 1, LOGITS)
+
+
+def test_less_memory_never_means_fewer_chunks(early: Traced) -> None:
+    heads = [decided(early, cap * GIB // 4)[1] for cap in (24, 16, 12, 10, 9)]
+    counts = [head.chunks for head in heads]
+    assert counts == sorted(counts)
+    assert counts[-1] > counts[0]
+    for head in heads:
+        times = [way.added_ns for way in head.ways if way.added_ns is not None]
+        chosen = next(way for way in head.ways if way.chunks == head.chunks)
+        assert not times or chosen.added_ns == min(times)
+
+
+def test_what_a_way_is_said_to_cost_is_what_it_costs_when_it_is_taken(early: Traced) -> None:
+    """The problems of all ways come from one cut graph: they must be those of graphs cut that way."""
+    cap_bytes = 5 * GIB // 2
+    _, head = decided(early, cap_bytes)
+    assert [way.chunks for way in head.ways] == [1, 2, 4, 8, 16, 32]
+    assert any(way.objective_ns is None for way in head.ways)
+    for way in head.ways:
+        taken = added_ns(early, way.chunks, cap_bytes)
+        assert (taken is None) == (way.objective_ns is None)
+        if taken is not None and way.objective_ns is not None:
+            assert abs(taken - way.objective_ns) <= 0.02 * taken + 1000
+
+
+def test_a_head_that_cannot_be_early_is_cut_where_memory_is_short(rebuilt: Traced) -> None:
+    """Its logits once more cost a third of a forward: rather keep them, if they fit."""
+    joint, roomy = decided(rebuilt, 100 * GIB)
+    assert (roomy.form, roomy.chunks) == ("whole", 0)
+    assert roomy.ways[0].head_ns == 0
+    assert all(way.head_ns > 0 for way in roomy.ways[1:])
+    tight_joint, tight = decided(rebuilt, 7 * GIB // 2)
+    assert tight.form == "rebuild"
+    assert tight.chunks > 1
+    assert (
+        joint.fingerprint == tight_joint.fingerprint
+    )  # of the program, not of how its head is run
+
+
+def test_an_earlier_decision_stands(early: Traced) -> None:
+    def problem_of(joint: JointGraph) -> tuple[RecoveryGraph, PlacementProblem]:
+        raise AssertionError("nothing is to be tried")
+
+    trial = HeadTrial(problem_of, AROUND.profile, 1.0)
+    _, before = decided(early, 100 * GIB)
+    settings = CutSettings(trial=trial, decided_head=lambda _: replace(before, chunks=4))
+    joint, head = cut(early, settings)
+    assert head.chunks == 4
+    products = [n for n in joint.forward if n.target is torch.ops.aten.mm.default]
+    logits = [n for n in products if n.meta["val"].shape[1] == VOCABULARY]
+    assert [n.meta["val"].shape[0] for n in logits] == [ROWS // 4] * 4
+
+
+def test_chunks_are_neither_short_nor_small() -> None:
+    assert chunk_counts(10_240, 10_240 * 2 * VOCABULARY) == (1, 2, 4, 8, 16, 32)
+    assert chunk_counts(300, 300 * 2 * VOCABULARY) == (1,)
+    assert chunk_counts(100_000, 100_000 * 2 * 500) == (1, 2)
