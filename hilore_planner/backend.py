@@ -218,7 +218,7 @@ def _cache_key(
 
 
 def _dump(folder: Path, region: str, attempt: Attempt) -> None:
-    """Write a region's plan, graphs and predicted steps; those that came from Inductor's cache are not there to write."""
+    """Write a region's plan, graphs and predicted steps; of graphs from Inductor's cache there is only the plan."""
     target = folder / "".join(c if c.isalnum() or c in ".-" else "_" for c in region)
     target.mkdir(parents=True, exist_ok=True)
     if attempt.plan is not None:

@@ -7,18 +7,38 @@ own. Storing costs nothing where the forward writes the value out anyway.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch.fx import GraphModule, Node
 
+from hilore_planner.passes import compat
 from hilore_planner.passes.chains import Chain, Chains, pieces, value_bytes
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.devices import DeviceProfile
-from hilore_planner.passes.ops import OpKind, flops, tensor
+from hilore_planner.passes.ops import OpKind, flops, op_name, tensor
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
 _REGISTER_SHARE = 0.1
 """Arithmetic of a value made in registers, as a share of the time to move it: never quite free."""
+
+
+@dataclass(frozen=True, slots=True)
+class PricedStep:
+    """A piece of a plan's graphs.
+
+    Attributes:
+        op: of a kernel of its own; empty for fused work.
+        what: its ops and what they make, for people.
+        shapes: of what it reads.
+        ns: predicted time.
+    """
+
+    op: str
+    what: str
+    shapes: tuple[tuple[int, ...], ...]
+    ns: int
 
 
 class Costs(Protocol):
@@ -52,8 +72,8 @@ class Costs(Protocol):
     def program_ns(self, graph: RecoveryGraph) -> int:
         """Time of the whole update, keeping what is stored and recomputing what is not left out."""
 
-    def graphs_ns(self, *graphs: GraphModule) -> int:
-        """Time of a plan's forward and backward graphs, as they are rewritten."""
+    def priced(self, *graphs: GraphModule) -> tuple[PricedStep, ...]:
+        """What a plan's rewritten graphs run, each with its time."""
 
 
 class PricedByPiece(ABC):
@@ -132,9 +152,10 @@ class PricedByPiece(ABC):
             for index, step in enumerate(schedule.steps)
         )
 
-    def graphs_ns(self, *graphs: GraphModule) -> int:
-        """Time of a plan's forward and backward graphs."""
-        return sum(self.piece_ns(piece) for graph in graphs for piece in pieces(graph))
+    def priced(self, *graphs: GraphModule) -> tuple[PricedStep, ...]:
+        """What a plan's forward and backward graphs run, in order."""
+        found = (piece for graph in graphs for piece in pieces(graph))
+        return tuple(_priced_step(piece, self.piece_ns(piece)) for piece in found)
 
     def piece_ns(self, piece: Node | Chain) -> int:
         """Time of what runs by itself."""
@@ -148,6 +169,26 @@ class PricedByPiece(ABC):
         if self._last is None or self._last[0] is not graph:
             self._last = graph, Chains(graph)
         return self._last[1]
+
+
+def _priced_step(piece: Node | Chain, time_ns: int) -> PricedStep:
+    is_fused = isinstance(piece, Chain)
+    nodes, made = (piece.nodes, piece.outputs) if isinstance(piece, Chain) else ((piece,), (piece,))
+    inputs = piece.inputs if isinstance(piece, Chain) else piece.all_input_nodes
+    names = list(dict.fromkeys(op_name(node) for node in nodes))
+    values = [value for node in made if (value := tensor(node)) is not None]
+    text = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    text += f" -> {', '.join(map(_described, values[:2]))}" if values else ""
+    shapes = tuple(_shape(value) for node in inputs if (value := tensor(node)) is not None)
+    return PricedStep("" if is_fused else names[0], text, shapes, time_ns)
+
+
+def _shape(value: torch.Tensor) -> tuple[int, ...]:
+    return tuple(map(compat.hint, value.shape))
+
+
+def _described(value: torch.Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(_shape(value))}"
 
 
 class Roofline(PricedByPiece):
