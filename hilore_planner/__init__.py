@@ -28,6 +28,7 @@ _HOME = {
     "calibrate": "hilore_planner.calibration.calibrate",
     "exposure": "hilore_planner.grpo.exposure",
     "plan": "hilore_planner.offline.planner",
+    "verify": "hilore_planner.verification",
 }
 
 __all__ = [
