@@ -83,11 +83,11 @@ def verify(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(str(options.get("plan") or Path(folder) / "plan.json"))
         # The planned update goes first: what it may hold is counted from what is held now.
-        planned = _run({**options, "plan": path}, update, batch)
+        planned = PlannedUpdate(update, {**options, "plan": path}).run(batch)
         exact = {name: value for name, value in options.items() if name not in _OF_THE_PLAN}
-        reference = _run(exact, update, batch)
+        reference = PlannedUpdate(update, exact).run(batch)
         found = PlacementPlan.load(path)
-        total, modules = _matches(planned.gradients, reference.gradients)
+        total, modules = compare(planned.gradients, reference.gradients)
         figures = replace(found.measured, gradient_error=total.relative_error)
         checked = replace(found, measured=figures)
         checked.save(path)
@@ -114,36 +114,52 @@ def options_of(path: Path) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome:
+    """Loss and gradients of one update, by path of the parameter."""
+
     loss: Tensor
     gradients: Gradients
 
 
-def _run(options: Options, update: Callable[..., Any], batch: Sequence[Any]) -> _Outcome:
-    """Compile an update anew and run it once."""
-    parameters: dict[str, Tensor] = {}
+class PlannedUpdate:
+    """An update compiled under options, which knows the parameters its gradients belong to."""
 
-    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def __init__(self, update: Callable[..., Any], options: Options) -> None:
+        self._options = options
+        self._parameters: dict[str, Tensor] = {}
+        self._compiled = torch.compile(update, backend=self._backend, dynamic=False)
+
+    def run(self, batch: Sequence[Any]) -> Outcome:
+        """Run one update; gradients that parameters have already are left alone.
+
+        Raises:
+            RegionError: the update compiles to no region with a gradient, or to more than one.
+        """
+        output = self._compiled(*batch)
+        if not self._parameters:
+            raise RegionError("nothing in the update has a gradient; accepted: one region that has")
+        return self.outcome(output)
+
+    def outcome(self, output: Any) -> Outcome:
+        """Gradients of what an update returned, which may have been run in another way."""
+        loss = output[0] if isinstance(output, (tuple, list)) else output
+        before = {name: parameter.grad for name, parameter in self._parameters.items()}
+        try:
+            for parameter in self._parameters.values():
+                parameter.grad = None
+            torch.autograd.backward(loss)
+            found = {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.grad = before[name]
+        return Outcome(loss.detach(), found)
+
+    def _backend(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         leaves = dict(_leaves(gm, inputs))
-        if leaves and parameters:
+        if leaves and self._parameters:
             return _refuse
-        parameters.update(leaves)
-        return hilore(gm, inputs, options=options)
-
-    output = torch.compile(update, backend=backend, dynamic=False)(*batch)
-    if not parameters:
-        raise RegionError("nothing in the update has a gradient; accepted: one region that has")
-    loss = output[0] if isinstance(output, (tuple, list)) else output
-    before = {name: parameter.grad for name, parameter in parameters.items()}
-    try:
-        for parameter in parameters.values():
-            parameter.grad = None
-        torch.autograd.backward(loss)
-        found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    finally:
-        for name, parameter in parameters.items():
-            parameter.grad = before[name]
-    return _Outcome(loss.detach(), found)
+        self._parameters.update(leaves)
+        return hilore(gm, inputs, options=self._options)
 
 
 def _refuse(*_: Any) -> Any:
@@ -160,8 +176,8 @@ def _leaves(gm: GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[str, Tenso
             yield input_path(node), value
 
 
-def _matches(found: Gradients, exact: Gradients) -> tuple[GradientMatch, tuple[GradientMatch, ...]]:
-    """Of all gradients, and of each module's."""
+def compare(found: Gradients, exact: Gradients) -> tuple[GradientMatch, tuple[GradientMatch, ...]]:
+    """How near gradients are: all together, and module by module, the largest share of the difference first."""
     sums: dict[str, Tensor] = {}
     for name, gradient in exact.items():
         module = name.rpartition(".")[0]
