@@ -41,7 +41,7 @@ def surroundings_on(
     if optimizer is None:
         pending = pending_optimizer_bytes(tensors[0].device)
     else:
-        parts["optimizer state"] = _states(optimizer) * _trained_bytes(tensors)
+        parts["optimizer state"] = state_count(optimizer) * _trained_bytes(tensors)
     parts["others"] = profile.workspace_bytes
     is_cpu = profile.name == "cpu"
     return Surroundings(
@@ -61,7 +61,12 @@ def _trained_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(p.numel() * p.element_size() for p in trained.values())
 
 
-def _states(optimizer: str) -> int:
+def state_count(optimizer: str) -> int:
+    """How many tensors of a parameter's size an optimizer holds for it.
+
+    Raises:
+        OptionError: an unknown optimizer.
+    """
     name = optimizer.lower()
     if name not in OPTIMIZERS:
         near = difflib.get_close_matches(name, OPTIMIZERS, n=1)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from hilore_planner.errors import OptionError
 from hilore_planner.head_plan import HeadPlan
 from hilore_planner.offline.capture import Update, capture
-from hilore_planner.offline.memory import surroundings_on
+from hilore_planner.offline.memory import state_count, surroundings_on
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, prepare
-from hilore_planner.passes.devices import profile_named
+from hilore_planner.passes.devices import DeviceProfile, profile_named
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.plan import CHECKED, PlacementPlan
 from hilore_planner.planning import head_trial, plan_region
@@ -19,6 +20,47 @@ from hilore_planner.region import Surroundings, surroundings
 
 _OF_COMPILING = ("plan", "on_mismatch", "dump_dir")
 """Options about what happens when a plan is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for, besides the update: options, device, optimizer; read by ``Request.parse``."""
+
+    options: Options
+    profile: DeviceProfile | None
+    """None: plan for the device of the inputs."""
+    optimizer: str | None
+
+    @classmethod
+    def parse(cls, *, device: str | None, optimizer: str | None, **options: Any) -> Self:
+        """Read the arguments of :func:`plan` but the update and its inputs.
+
+        Raises:
+            OptionError: one is unknown, unreadable, out of range, or only for compiling.
+        """
+        for name in _OF_COMPILING:
+            if name in options:
+                raise OptionError(
+                    f"option {name} is for compiling an update; a plan made without is saved by its own .save(path)"
+                )
+        asked = Options.parse(options)
+        profile = None if device is None else profile_named(device)
+        if profile is not None:
+            asked.resolve(profile.total_bytes, profile.total_bytes)
+        if optimizer is not None:
+            state_count(optimizer)
+            if profile is None:
+                raise OptionError(
+                    f"optimizer is {optimizer!r}, but no device is named; without one, the state of the optimizers "
+                    "there are is counted"
+                )
+        return cls(asked, profile, optimizer)
+
+    def surroundings(self, inputs: Sequence[Any]) -> Surroundings:
+        """What surrounds a region with these inputs."""
+        if self.profile is None:
+            return surroundings(inputs)
+        return surroundings_on(self.profile, inputs, optimizer=self.optimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,39 +116,20 @@ def plan(
         RegionError: the update does not trace as one graph, or has no backward.
         InfeasibleError: nothing fits the cap; it has the smallest cap that something fits.
     """
-    return trace(update, *example_inputs, device=device, optimizer=optimizer, **options).plan()
+    request = Request.parse(device=device, optimizer=optimizer, **options)
+    return trace(request, update, *example_inputs).plan()
 
 
-def trace(
-    update: Update,
-    *example_inputs: Any,
-    device: str | None = None,
-    optimizer: str | None = None,
-    **options: Any,
-) -> Traced:
-    """The part of :func:`plan` before the solver, with the same arguments."""
-    for name in _OF_COMPILING:
-        if name in options:
-            raise OptionError(
-                f"option {name} is for compiling an update; a plan made without is saved by its own .save(path)"
-            )
-    asked = Options.parse(options)
-    profile = None if device is None else profile_named(device)
+def trace(request: Request, update: Update, *example_inputs: Any) -> Traced:
+    """The part of :func:`plan` before the solver."""
+    asked, profile = request.options, request.profile
     captured = capture(
         update,
         example_inputs,
         attention="cpu" if profile is None else profile.attention,
         inductor=asked.inductor,
     )
-    if profile is None:
-        if optimizer is not None:
-            raise OptionError(
-                f"optimizer is {optimizer!r}, but no device is named; without one, the state of the optimizers "
-                "there are is counted"
-            )
-        around = surroundings(captured.inputs)
-    else:
-        around = surroundings_on(profile, captured.inputs, optimizer=optimizer)
+    around = request.surroundings(captured.inputs)
     cap_bytes = asked.resolve(
         around.total_bytes,
         around.usable_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hilore_planner.offline.planner import trace
+from hilore_planner.offline.planner import Request, trace
 from hilore_planner.offline.workload import Workload, fake_update
 from hilore_planner.plan import PlacementPlan
 
@@ -55,8 +55,9 @@ def study(workload: Workload, *, device: str, optimizer: str, points: int, **opt
         OptionError: an option, device, optimizer or model that is unknown or unreadable.
         RegionError: the model's update does not trace as one graph.
     """
+    request = Request.parse(device=device, optimizer=optimizer, **options)
     update = fake_update(workload)
-    traced = trace(update.loss, *update.inputs, device=device, optimizer=optimizer, **options)
+    traced = trace(request, update.loss, *update.inputs)
     everything = replace(traced, region=str(workload), cap_bytes=_ROOMY_BYTES).plan()
     seconds = traced.options.solver_seconds
     plan = everything.solve(memory_cap=traced.cap_bytes, solver_seconds=seconds, must_fit=False)

@@ -33,7 +33,10 @@ def study(found: Study, width: int) -> list[Text]:
 
 
 def _numbers(count: int) -> str:
-    return f"{count / 1e9:.2f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"
+    for size, word in ((1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
+        if count >= size:
+            return f"{count / size:.{2 if size == 1e9 else 1}f}{word}"
+    return str(count)
 
 
 def study_record(found: Study) -> records.Record:
