@@ -102,8 +102,9 @@ def profile_named(name: str) -> DeviceProfile:
     try:
         return PROFILES[name.lower()]
     except KeyError:
-        near = difflib.get_close_matches(name.lower(), PROFILES, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        longer = [known for known in PROFILES if name and known.startswith(name.lower())]
+        near = longer or difflib.get_close_matches(name.lower(), PROFILES, n=1, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         known = ", ".join(sorted(PROFILES))
         raise OptionError(
             f"unknown device profile {name!r}{hint} (known profiles: {known})"

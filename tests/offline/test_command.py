@@ -135,8 +135,8 @@ def test_adapters(hilore: Run, tmp_path: Path) -> None:
         (("--model", "qwen3-8b", "--lora", "-1"), "lora is -1; accepted: a rank, or 0"),
         (("--model", "qwen3-8b", "--dtype", "int8"), "dtype is 'int8'; accepted: bfloat16"),
         (
-            ("--model", "qwen3-8b", "--device", "h100"),
-            "device profile 'h100'; did you mean 'h100-80g'",
+            ("--model", "qwen3-8b", "--device", "a100"),
+            "device profile 'a100'; did you mean 'a100-80g' or 'a100-40g'?",
         ),
         (("--model", "qwen3-8b", "--optimizer", "lion"), "unknown optimizer 'lion'"),
         (("--model", "qwen3-8b", "--codecs", "int9"), "unknown codec 'int9'"),
