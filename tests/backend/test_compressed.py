@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,46 @@ from tests.backend.updates import distance, planned, span, unplanned
 pytestmark = pytest.mark.compat
 
 
-def test_the_forward_is_unchanged_and_the_gradient_within_its_budget(tmp_path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Exact:
+    model: torch.nn.Module
+    x: torch.Tensor
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+    base_bytes: int
+    peak_bytes: int
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Exact:
+    """What the update computes without a plan, and the caps between which there is something to decide."""
     torch.manual_seed(0)
     model, x = Dropped(dropout=0.0), batch(1024, 64)
     loss, gradients = unplanned(model, x).kept_step()
-    roomy = planned(tmp_path, model, x, memory_cap="1GiB")
-    base, peak = span(roomy)
+    roomy = planned(tmp_path_factory.mktemp("roomy"), model, x, memory_cap="1GiB")
+    return Exact(model, x, loss, gradients, *span(roomy))
+
+
+@pytest.mark.parametrize(
+    ("codec", "limit"),
+    [
+        ("int8", 0.02),
+        ("int6", 0.08),
+        ("int8[:4/16x64]+int6", 0.08),
+    ],
+)
+def test_the_forward_is_unchanged_and_the_gradient_within_its_budget(
+    tmp_path: Path, exact: Exact, codec: str, limit: float
+) -> None:
+    cap = exact.base_bytes + int(0.75 * (exact.peak_bytes - exact.base_bytes))
+    torch.manual_seed(0)
     result = planned(
-        tmp_path, model, x, memory_cap=base + int(0.75 * (peak - base)), gradient_error=0.02
+        tmp_path, exact.model, exact.x, memory_cap=cap, gradient_error=limit, codecs=[codec]
     )
-    assert any(action.startswith("compress:") for action in result.actions), result.plan.summary()
-    assert torch.equal(result.loss, loss)
-    error = distance(result.gradients, gradients)
-    assert 0 < error <= result.plan.predicted_gradient_error <= 0.02
+    assert f"compress:{codec}" in result.actions, result.plan.summary()
+    assert torch.equal(result.loss, exact.loss)
+    error = distance(result.gradients, exact.gradients)
+    assert 0 < error <= result.plan.predicted_gradient_error <= limit
 
 
 def test_what_the_caller_gets_is_untouched(tmp_path: Path) -> None:

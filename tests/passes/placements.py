@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
@@ -14,11 +14,13 @@ from hilore_planner.passes.units import RecoveryGraph
 from hilore_planner.solvers.problem import PlacementProblem, Unit
 
 
-def problem_of(graph: RecoveryGraph, *, gradient_error: float = 0.5) -> PlacementProblem:
+def problem_of(
+    graph: RecoveryGraph, *, gradient_error: float = 0.5, codecs: Sequence[str] = KNOWN_CODECS
+) -> PlacementProblem:
     return build_problem(
         graph,
         Roofline(PROFILES["cpu"]),
-        codecs=KNOWN_CODECS,
+        codecs=codecs,
         base_bytes=0,
         memory_cap_bytes=2**40,
         gradient_error=gradient_error,

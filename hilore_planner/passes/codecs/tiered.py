@@ -7,6 +7,7 @@ packed, (N, ...) and (1, N, ...) along N.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -109,21 +110,26 @@ class Tiered:
         return tuple(
             part
             for tier, (start, stop) in self._slices(x.shape[dim])
-            for part in tier.encode(_cut_out(x, dim, start, stop))
+            for part in tier.encode(_slice(tier, x, dim, start, stop))
         )
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Inverse of encode, in ``dtype``; dropped rows are zeros."""
+        """Inverse of encode, in ``dtype``; dropped rows are zeros.
+
+        The tiers are added up, each filled with zeros to all rows: a reader does that in its own kernel, where it would
+        have to wait for a concatenation to be written out.
+        """
         remaining = iter(parts)
         pieces = [
             tier.decode(tuple(islice(remaining, tier.num_parts)), dtype) for tier in self.kept
         ]
         dim, stops = self._dim(pieces[0].shape), self.names.stops
-        if self._drops:
-            shape = list(pieces[0].shape)
-            shape[dim] = shape[dim] // stops[0] * (stops[-1] - stops[-2])
-            pieces.append(pieces[0].new_zeros(shape))
-        return torch.cat(pieces, dim)
+        each = pieces[0].shape[dim] // stops[0]
+        filled = [
+            pad(piece, _padding(piece, dim, start * each, (stops[-1] - stop) * each))
+            for piece, (start, stop) in zip(pieces, pairwise((0, *stops)), strict=False)
+        ]
+        return functools.reduce(torch.add, filled)
 
     @property
     def _drops(self) -> bool:
@@ -147,8 +153,13 @@ class Tiered:
         return zip(self.kept, bounds, strict=False)
 
 
-def _cut_out(x: Tensor, dim: int, start: int, stop: int) -> Tensor:
-    """A slice with a storage of its own: a view that is kept would keep all of ``x``."""
-    padding = [0, 0] * (x.dim() - dim)
-    padding[-2:] = [-start, stop - x.shape[dim]]
-    return pad(x, padding)
+def _slice(tier: Codec, x: Tensor, dim: int, start: int, stop: int) -> Tensor:
+    """The rows of a tier; those that are kept as they are get a storage of their own: a view would keep all of x."""
+    if not isinstance(tier, Store):
+        return x.narrow(dim, start, stop - start)
+    return pad(x, _padding(x, dim, -start, stop - x.shape[dim]))
+
+
+def _padding(x: Tensor, dim: int, before: int, after: int) -> list[int]:
+    """Arguments of ``pad`` for one dimension; rows less than none are cut off."""
+    return [0, 0] * (x.dim() - dim - 1) + [before, after]

@@ -1,0 +1,99 @@
+"""Codecs in whole graphs: which units get which, exact plans with bits, sequences left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hilore_planner.passes.codecs import rounding_for
+from hilore_planner.solvers import solve
+from tests.passes.joint import Traced, cut, trace_update
+from tests.passes.placements import place, prefer, problem_of
+
+pytestmark = pytest.mark.compat
+
+
+class Masked(nn.Module):
+    """Three times linear and leaky; [256, 64]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x))
+        out: torch.Tensor = x.square().mean()
+        return out
+
+
+class Weighted(nn.Module):
+    """Normalise, gate and project [16, 8, 64]; the last four sequences do not reach the loss."""
+
+    weights: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(64), nn.Linear(64, 128), nn.Linear(64, 64)
+        weights = torch.ones(16, 1, 1)
+        weights[12:] = 0
+        self.register_buffer("weights", weights)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            gate, value = self.up(self.norm(x)).chunk(2, -1)
+            x = x + self.down(F.silu(gate) * value)
+        out: torch.Tensor = (x.square() * self.weights).mean()
+        return out
+
+
+def _traced(model: type[nn.Module], *shape: int) -> Traced:
+    torch.manual_seed(0)
+    return trace_update(model(), torch.randn(shape))
+
+
+def _same(traced: Traced, found: list[torch.Tensor | None]) -> None:
+    for one, other in zip(found, traced.expected[1], strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)  # type: ignore[arg-type]
+
+
+def test_inputs_of_linear_layers_are_rounded_stochastically_and_others_to_the_nearest() -> None:
+    units = _traced(Weighted, 16, 8, 64).units().units
+    rounding = {name: rounding_for(unit) for name, unit in units.items()}
+    inputs = {name for name, found in rounding.items() if found == "stochastic"}
+    # The first and second norm's scaled output, the first and second gated product.
+    assert inputs == {"norm:mul#2", "norm:mul#4", "mul", "mul#2"}
+    assert rounding["up:addmm"] == "nearest"
+
+
+def test_an_exact_plan_keeps_masks_as_bits() -> None:
+    traced = _traced(Masked, 256, 64)
+    graph = traced.units()
+    problem = problem_of(graph, gradient_error=0.0)
+    masks = [name for name in graph.units if "gt" in name]
+    offered = {u.name: [form.codec for form in u.codecs] for u in problem.units}
+    assert [offered[name] for name in masks] == [["bits"]] * 3
+    everything = solve(problem)
+    # A mask is 16 KiB, or 2 KiB in bits.
+    tight = replace(problem, memory_cap_bytes=everything.peak_bytes - 20 * 1024)
+    solution = solve(tight)
+    assert solution.status == "optimal"
+    kept = {solution.placement.get(name) for name in masks}
+    assert "compress:bits" in kept
+    assert solution.risk == 0
+    _same(traced, cut(graph, solution.placement).run(traced)[1])
+
+
+def test_sequences_that_do_not_reach_the_loss_need_not_be_kept() -> None:
+    traced = _traced(Weighted, 16, 8, 64)
+    graph = traced.units()
+    codec = "store[:12/16x8]+drop"
+    problem = problem_of(graph, codecs=[codec])
+    placement = place(problem, prefer(f"compress:{codec}", "store"))
+    dropped = [name for name, action in placement.items() if codec in action]
+    assert len(dropped) >= 4
+    _same(traced, cut(graph, placement).run(traced)[1])
