@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -67,5 +67,72 @@ def peak(
         device=device,
         side_by_side=side_by_side,
     )
+    write_record(output, rows, device=device)
+    print("\n".join(summary(rows)))
+
+
+@app.command()
+def cost(
+    setting: SettingNames = None,
+    caps: Annotated[int, typer.Option(min=2, help="Caps on each of the two ladders.")] = 6,
+    costs: Annotated[str, typer.Option(help="Where times come from: measured or roofline.")] = (
+        "measured"
+    ),
+    device: Device = "cuda",
+    side_by_side: SideBySide = 6,
+    output: Output = Path("docs/results/cost.json"),
+) -> None:
+    """Predicted against measured times of plans, and which kernels make the difference."""
+    from hilore_planner.bench.cost import bench_cost, summary
+    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.setting import setting_named
+
+    rows = bench_cost(
+        [setting_named(name) for name in setting or ["qwen2.5-1.5b:8"]],
+        rungs=caps,
+        costs=costs,
+        device=device,
+        side_by_side=side_by_side,
+    )
+    write_record(output, rows, device=device)
+    print("\n".join(summary(rows)))
+
+
+@app.command()
+def head(
+    tokens: Annotated[
+        list[int] | None, typer.Option(help="Of one update; 10240 and 40960 if not given.")
+    ] = None,
+    hidden: Annotated[int, typer.Option(help="Hidden size.")] = 1536,
+    vocabulary: Annotated[int, typer.Option(help="Rows of the head's weight.")] = 151_936,
+    chunks: Annotated[
+        list[int] | None, typer.Option(help="Also tried; 8 and 32 if not given.")
+    ] = None,
+    update: Annotated[
+        list[str] | None,
+        typer.Option(help="Whole updates measured too, NAME or NAME:LAYERS; none if not given."),
+    ] = None,
+    dtype: Annotated[
+        Literal["bfloat16", "float32"], typer.Option(help="Of hidden states and weight.")
+    ] = "bfloat16",
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each way.")] = 20,
+    device: Device = "cuda",
+    side_by_side: SideBySide = 4,
+    output: Output = Path("docs/results/head.json"),
+) -> None:
+    """The language-model head alone, in several ways: time, memory, gradients against float64."""
+    from hilore_planner.bench.head import HeadShape, bench_head, bench_update, summary
+    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.setting import setting_named
+
+    levels: tuple[Literal["token", "sequence"], ...] = ("token", "sequence")
+    shapes = [
+        HeadShape(count, hidden, vocabulary, level, dtype=dtype)
+        for count in tokens or [10_240, 40_960]
+        for level in levels
+    ]
+    settings = [setting_named(name) for name in update or []]
+    rows = bench_head(shapes, tuple(chunks or (8, 32)), device=device, repeats=repeats)
+    rows += bench_update(settings, device=device, side_by_side=side_by_side)
     write_record(output, rows, device=device)
     print("\n".join(summary(rows)))

@@ -53,6 +53,9 @@ class Variant:
         cap_bytes, gradient_error: of ``hilore``.
         budget: of ``budget``.
         drop_dead: leave out the sequences without a gradient.
+        head: of ``hilore``: ``auto``, ``off`` or a number of chunks.
+        costs: of ``hilore``: where its times come from.
+        attribute: of ``hilore``: also say which kernels take longer than predicted.
     """
 
     name: str
@@ -61,6 +64,9 @@ class Variant:
     gradient_error: float = 0.0
     budget: float = 1.0
     drop_dead: bool = False
+    head: int | str = "auto"
+    costs: str = "auto"
+    attribute: bool = False
 
     def as_dict(self) -> dict[str, object]:
         """Plain data, for another process."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -225,6 +225,16 @@ def backward_frees_tangents() -> bool:
     2.13 hands them over in a list; in 2.11 autograd's own frame holds them until the end.
     """
     return hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
+@contextlib.contextmanager
+def many_compiled_forms(count: int) -> Iterator[None]:
+    """Inside, so many compiled forms of one function may be in use; one more is an error and does not run eagerly."""
+    import torch._dynamo.config as dynamo_config
+
+    config: Any = dynamo_config
+    with config.patch(recompile_limit=count, fail_on_recompile_limit_hit=True):
+        yield
 
 
 def set_activation_memory_budget(budget: float) -> None:

@@ -1,0 +1,189 @@
+"""``hilore bench head``: a language-model head alone, hidden states to loss and back, run in several ways.
+
+All ways are compiled in one process and take turns, so that none has a cooler device than another. A head's memory is
+what it takes at most beyond its inputs, the gradient of hidden states and that of the weight.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hilore_planner.bench.head_reference import exact_gradients, head_batch, relative_error
+from hilore_planner.bench.head_ways import HeadBatch, HeadWay, Level, Run, head_ways
+from hilore_planner.bench.runner import Job, Row, run_jobs
+from hilore_planner.bench.setting import Setting, Variant
+from hilore_planner.bench.trial import wait
+from hilore_planner.passes import compat
+from hilore_planner.peak.measure import measured_peak_bytes
+
+WARM_UPS = 3
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What is measured: sizes, and the loss."""
+
+    tokens: int
+    hidden: int
+    vocabulary: int
+    level: Level
+    sequence: int = 2560
+    """Tokens of one sequence; fewer if that is all there are."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.level} level, {self.tokens} tokens, {self.hidden} x {self.vocabulary}"
+
+    def batch(self, device: torch.device) -> HeadBatch:
+        """A random batch."""
+        length = min(self.sequence, self.tokens)
+        return head_batch(
+            sequences=self.tokens // length,
+            tokens=length,
+            hidden=self.hidden,
+            vocabulary=self.vocabulary,
+            dtype=getattr(torch, self.dtype),
+            device=device,
+            seed=SEED,
+        )
+
+
+def bench_head(
+    shapes: Sequence[HeadShape], chunks: tuple[int, ...], *, device: str, repeats: int
+) -> list[Row]:
+    """Rows of every shape: one for each way, with an ``error`` where it could not be run."""
+    rows: list[Row] = []
+    for shape in shapes:
+        torch._dynamo.reset()
+        rows += _bench_shape(shape, chunks, torch.device(device), repeats)
+        if device.startswith("cuda"):
+            torch.cuda.empty_cache()
+    return rows
+
+
+def bench_update(settings: Sequence[Setting], *, device: str, side_by_side: int) -> list[Row]:
+    """Whole updates, compiled and unplanned, planned with a whole head, and planned with a cut one."""
+    variants = (
+        Variant("unplanned, plain head", "inductor"),
+        Variant("planned, head off", "hilore", head="off"),
+        Variant("planned", "hilore"),
+        Variant("planned, 8 chunks", "hilore", head=8),
+    )
+    jobs = [Job(setting, variant) for setting in settings for variant in variants]
+    return run_jobs(jobs, device=device, side_by_side=side_by_side)
+
+
+def _bench_shape(
+    shape: HeadShape, chunks: tuple[int, ...], device: torch.device, repeats: int
+) -> list[Row]:
+    batch = shape.batch(device)
+    exact = exact_gradients(batch, shape.level)
+    with compat.many_compiled_forms(64):
+        rows = {
+            way.name: _tried(way, batch, exact, shape, device)
+            for way in head_ways(shape.level, chunks)
+        }
+        runs = {name: run for name, (run, _) in rows.items() if run is not None}
+        times = _times_ms(runs, batch, device, repeats)
+    return [row | times.get(name, {}) for name, (_, row) in rows.items()]
+
+
+def _tried(
+    way: HeadWay,
+    batch: HeadBatch,
+    exact: tuple[Tensor, Tensor],
+    shape: HeadShape,
+    device: torch.device,
+) -> tuple[Run | None, Row]:
+    """Compile and run a way; its errors and its memory."""
+    row: Row = {"setting": shape.name, "variant": way.name, "seed": SEED}
+    start = time.perf_counter()
+    if way.run is None:
+        return None, row | {"error": way.reason}
+    try:
+        found = _gradients(way.run, batch)
+        errors = [relative_error(mine, theirs) for mine, theirs in zip(found, exact, strict=True)]
+        gradient_bytes = sum(gradient.nbytes for gradient in found)
+        del found
+        for _ in range(WARM_UPS):
+            measured = measured_peak_bytes(lambda: _gradients(way.run, batch), device)  # type: ignore[arg-type]
+    except Exception as error:
+        return None, row | {"error": f"{type(error).__name__}: {error}"[:500]}
+    row |= {
+        "hidden_gradient_error": errors[0],
+        "weight_gradient_error": errors[1],
+        "head_bytes": measured.added_bytes - gradient_bytes,
+        "first_call_seconds": round(time.perf_counter() - start, 1),
+    }
+    print(f"{row['setting']}  {row['variant']}  ready", file=sys.stderr, flush=True)
+    return way.run, row
+
+
+def _gradients(run: Run, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+    of_hidden, of_weight = torch.autograd.grad(run(batch), [batch.hidden, batch.weight])
+    return of_hidden, of_weight
+
+
+def _times_ms(
+    runs: dict[str, Run], batch: HeadBatch, device: torch.device, repeats: int
+) -> dict[str, Row]:
+    """Median, fastest and slowest time of each way; in every round each has its turn."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            times[name].append(_time_ms(run, batch, device))
+    return {
+        name: {
+            "time_ms": round(statistics.median(found), 3),
+            "time_ms_min": round(min(found), 3),
+            "time_ms_max": round(max(found), 3),
+        }
+        for name, found in times.items()
+    }
+
+
+def _time_ms(run: Run, batch: HeadBatch, device: torch.device) -> float:
+    """Of one run, on the device's own clock if it has one."""
+    wait(device)
+    if device.type != "cuda":
+        start = time.perf_counter()
+        _gradients(run, batch)
+        return 1e3 * (time.perf_counter() - start)
+    cuda: Any = torch.cuda
+    begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    _gradients(run, batch)
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """Each way against the plain one of its setting."""
+    plain = {row["setting"]: row for row in rows if row["variant"] == "plain"}
+    lines = []
+    for row in rows:
+        start = f"{row['setting']}, {row['variant']}: "
+        if "error" in row:
+            lines.append(start + row["error"])
+        elif row["setting"] in plain and "head_bytes" in row:
+            ratio = row["time_ms"] / plain[row["setting"]]["time_ms"]
+            lines.append(
+                f"{start}{row['time_ms']:.2f} ms ({ratio:.3f}), {row['head_bytes'] / 2**20:.0f} MiB, gradients off by "
+                f"{row['hidden_gradient_error']:.2e} and {row['weight_gradient_error']:.2e}"
+            )
+        else:
+            peak = row["measured_peak_bytes"] / 2**30
+            lines.append(f"{start}{row['time_ms']:.1f} ms, peak {peak:.2f} GiB")
+    return lines
