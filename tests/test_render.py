@@ -6,6 +6,7 @@ import pytest
 
 from hilore_planner.errors import InfeasibleError
 from hilore_planner.explain import explain
+from hilore_planner.head_plan import HeadPlan, HeadWay
 from hilore_planner.plan import Figures
 from hilore_planner.render import words
 from hilore_planner.render.diff import diff as render_diff
@@ -74,6 +75,20 @@ def test_measured_figures_stand_next_to_the_predicted() -> None:
     assert "0.01       predicted, relative; at most 0.02 allowed" in text
     assert "0.011      measured" in text
     assert text == plan.summary()
+
+
+def test_a_head_is_shown_with_what_it_was_chosen_from() -> None:
+    ways = (HeadWay("early", 1, 4 * MIB, 0, None), HeadWay("early", 2, 2 * MIB, 1_500_000, 7))
+    head = HeadPlan("early", 2, 2 * MIB, 1_500_000, ways=ways)
+    plan = replace(toy_plan(), head=head)
+    text = " ".join(plan.summary().split())
+    assert (
+        "head early, 2 chunks 2.0 MiB of logits at a time; 1.5 ms more than a whole head; "
+        "best of 2 ways, of which 1 fit solver"
+    ) in text
+    assert not [line for line in toy_plan().summary().splitlines() if "head " in line]
+    whole = replace(plan, head=HeadPlan(logits_bytes=MIB, reason="its logits are small"))
+    assert "1.0 MiB of logits; its logits are small" in whole.summary()
 
 
 def test_units_not_at_hand_are_counted_but_not_listed() -> None:

@@ -6,6 +6,7 @@ import textwrap
 
 from rich.text import Text
 
+from hilore_planner.head_plan import HeadPlan
 from hilore_planner.plan import CHECKED, PlacementPlan
 from hilore_planner.render import words
 from hilore_planner.sizes import format_bytes, format_ns
@@ -24,7 +25,13 @@ def header(plan: PlacementPlan, width: int) -> list[Text]:
         f"{origin.costs} costs",
         f"graph {origin.fingerprint[:12]}",
     )
-    facts = (*_memory_facts(plan), *_time_facts(plan), *_error_facts(plan), _solver_fact(plan))
+    facts = (
+        *_memory_facts(plan),
+        *_time_facts(plan),
+        *_error_facts(plan),
+        *_head_facts(plan.head),
+        _solver_fact(plan),
+    )
     return [Text("  ".join(parts), style="bold"), Text(), *fact_lines(facts, width)]
 
 
@@ -95,6 +102,22 @@ def _error_facts(plan: PlacementPlan) -> list[Fact]:
     if plan.measured.gradient_error is not None:
         facts.append(("", f"{plan.measured.gradient_error:.3g}", "measured"))
     return facts
+
+
+def _head_facts(head: HeadPlan) -> list[Fact]:
+    """How the language-model head is run; nothing where there is none."""
+    if not head.logits_bytes:
+        return []
+    size = format_bytes(head.logits_bytes)
+    remarks = [f"{size} of logits at a time" if head.chunks > 1 else f"{size} of logits"]
+    if head.head_ns:
+        remarks.append(f"{format_ns(head.head_ns)} more than a whole head")
+    if head.ways:
+        fitting = sum(way.objective_ns is not None for way in head.ways)
+        remarks.append(f"best of {words.count(len(head.ways), 'way')}, of which {fitting} fit")
+    if head.reason:
+        remarks.append(head.reason)
+    return [("head", str(head), "; ".join(remarks))]
 
 
 def _solver_fact(plan: PlacementPlan) -> Fact:

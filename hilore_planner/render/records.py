@@ -39,6 +39,7 @@ def figures(plan: PlacementPlan) -> Record:
         "solver": solution.engine,
         "solver_seconds": solution.solver_seconds,
         "smallest_feasible_cap_bytes": solution.smallest_feasible_cap_bytes,
+        "head": dataclasses.asdict(plan.head),
         "provenance": dataclasses.asdict(plan.provenance),
     }
 
