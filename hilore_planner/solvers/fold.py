@@ -8,14 +8,15 @@ relaxation's where layers are traded against a cap. Dealt out to the layers agai
 counts are mostly those of a placement that takes the same time.
 
 Classes come from colour refinement (Grohe et al., Dimension Reduction via Colour Refinement, 2014),
-blind to the rows (5) that chain layer to layer: of those only what holds for their sum is kept.
+blind to the rows (5) that chain layer to layer: of those only what holds for their sum is kept. But
+layers at the ends, which are chained to other kinds, are classes of their own.
 Breaks and tails are left out, as in the program before it is refined.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hilore_planner.solvers.constraints import exact_terms
@@ -63,10 +64,12 @@ def fold(structure: Structure, refinement: Refinement, cap_bytes: Bytes) -> Fold
     _add_at_hand(model, variables, members)
     first_of = {u: first for first, units in members.items() for u in units}
     _add_parents(model, variables, members, first_of)
-    _add_inexactness(model, variables, members, members.values(), "inexactness")
+    names = [unit.name for unit in structure.problem.units]
+    classes = {u: f"class of {names[first]}" for u, first in first_of.items()}
+    _add_inexactness(model, variables, members, classes)
     # Over all layers together, so that less is lost where one class's layers end.
-    kinds = _by_kind(structure, members)
-    _add_inexactness(model, variables, members, kinds, "inexactness_of_kind")
+    kinds = {u: f"kind of {_kind(structure, u)}" for u in first_of}
+    _add_inexactness(model, variables, members, kinds)
     return Folded(budgeted_program(model, variables, cap_bytes), members)
 
 
@@ -92,10 +95,14 @@ def _classes(structure: Structure, peaks: Sequence[PositionIndex]) -> Members:
 
 
 def _looks(structure: Structure, u: int, peaks: Sequence[PositionIndex]) -> Hashable:
-    """All that the rows say of a unit by itself."""
+    """All that the rows say of a unit by itself, and which kinds it is inexact with."""
     unit = structure.problem.units[u]
+    sources = [_kind(structure, p) for p in structure.parents[u] if structure.tainted[p]]
+    readers = structure.rebuilders[u] if structure.tainted[u] else ()
     return (
-        unit.kind or unit.name,
+        _kind(structure, u),
+        tuple(sorted(sources)),
+        tuple(sorted(_kind(structure, v) for v in readers)),
         bool(unit.read_at),
         (unit.can_store, unit.can_recompute, structure.tainted[u]),
         (unit.kept_bytes, unit.rebuilt_bytes, unit.keep_ns, unit.recompute_ns, unit.inexact_risk),
@@ -117,12 +124,9 @@ def _when(structure: Structure, u: int, k: PositionIndex) -> Hashable:
     )
 
 
-def _by_kind(structure: Structure, members: Members) -> list[list[int]]:
-    groups: dict[str, list[int]] = defaultdict(list)
-    for first, units in members.items():
-        unit = structure.problem.units[first]
-        groups[unit.kind or unit.name] += units
-    return list(groups.values())
+def _kind(structure: Structure, u: int) -> str:
+    unit = structure.problem.units[u]
+    return unit.kind or unit.name
 
 
 def _interior_edges(structure: Structure) -> Iterator[Edge]:
@@ -168,49 +172,45 @@ def _add_parents(
 
 
 def _add_inexactness(
-    model: LinearModel,
-    variables: Variables,
-    members: Members,
-    groups: Iterable[Sequence[int]],
-    family: str,
+    model: LinearModel, variables: Variables, members: Members, groups: Mapping[int, str]
 ) -> None:
-    """(5) summed over the edges between two groups of units, as if all had the usual number of them.
+    """(5) summed over the edges between two groups, as if all of a class had the usual number of them.
 
     Args:
         model: where the rows go.
         variables: columns of the classes.
         members: units of each class, by its first.
-        groups: of whole classes.
-        family: name of the rows.
+        groups: name of the group that each unit is in.
     """
     structure = variables.structure
     first_of = {u: first for first, units in members.items() for u in units}
-    group_of = {u: tuple(group) for group in groups for u in group}
-    edges: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Edge]] = defaultdict(list)
-    for u, group in group_of.items():
+    edges: dict[tuple[str, str], list[Edge]] = defaultdict(list)
+    for u, group in groups.items():
         if first_of[u] in variables.inexact:
             for p in structure.parents[u]:
                 if structure.tainted[p]:
-                    edges[group, group_of[p]].append((u, p))
-    for (group, parents), between in edges.items():
-        readers = [u for u in group if first_of[u] in variables.inexact]
-        each_u, missing, _ = _usual(readers, [edge[0] for edge in between])
-        each_p, _, extra = _usual(parents, [edge[1] for edge in between])
+                    edges[group, groups[p]].append((u, p))
+    for (readers, parents), between in edges.items():
+        slack = 0.0
         terms: list[Term] = []
-        for u in dict.fromkeys(first_of[u] for u in readers):
-            terms.append((variables.actions[u][RECOMPUTE], each_u))
-            terms.append((variables.inexact[u], -each_u))
-        for p in dict.fromkeys(first_of[p] for p in parents):
-            terms += [(own, -each_p * weight) for own, weight in exact_terms(variables, p)]
-        names = [structure.problem.units[ends[0]].name for ends in (group, parents)]
-        model.row(f"{family}[{','.join(names)}]", terms, upper=missing + extra)
+        degrees = Counter(u for u, _ in between)
+        for first in dict.fromkeys(first_of[u] for u in degrees):
+            usual, missing, _ = _usual(members[first], degrees)
+            terms.append((variables.actions[first][RECOMPUTE], usual))
+            terms.append((variables.inexact[first], -usual))
+            slack += missing
+        degrees = Counter(p for _, p in between)
+        for first in dict.fromkeys(first_of[p] for p in degrees):
+            usual, _, extra = _usual(members[first], degrees)
+            terms += [(own, -usual * weight) for own, weight in exact_terms(variables, first)]
+            slack += extra
+        model.row(f"inexactness[{readers},{parents}]", terms, upper=slack)
 
 
-def _usual(members: Sequence[int], ends: Iterable[int]) -> tuple[float, float, float]:
-    """The usual number of edges of a member, and how many members miss of it and have beyond it."""
-    degrees = Counter(ends)
-    usual = Counter(degrees[u] for u in members).most_common(1)[0][0]
-    differences = [usual - degrees[u] for u in members]
+def _usual(members: Sequence[int], degrees: Mapping[int, int]) -> tuple[float, float, float]:
+    """The usual degree of a member, how much members miss of it and how much they have beyond it."""
+    usual = Counter(degrees.get(u, 0) for u in members).most_common(1)[0][0]
+    differences = [usual - degrees.get(u, 0) for u in members]
     missing = sum(max(difference, 0) for difference in differences)
     extra = sum(max(-difference, 0) for difference in differences)
     return float(usual), float(missing), float(extra)
