@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hilore_planner.backend import hilore
+from hilore_planner.bench.attribution import NAMED_KERNELS, attributed
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.bench.trial import storage_bytes, time_ms, wait
 from hilore_planner.grpo.actor import (
@@ -68,7 +69,9 @@ class Update:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.accumulate = setting.accumulate
         self._make_optimizer_state(device)
-        self.loss = _compiled(actor_loss(self.model, prompt=setting.prompt), variant, plan)
+        self.steps = plan.with_name(f"{plan.stem}-steps")
+        loss = actor_loss(self.model, prompt=setting.prompt)
+        self.loss = _compiled(loss, variant, plan, self.steps)
 
     def _make_optimizer_state(self, device: torch.device) -> None:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-6, fused=device.type == "cuda")
@@ -92,12 +95,17 @@ class Update:
         self.loss(*self.batch).backward()
 
 
-def _compiled(loss: Callable[..., Any], variant: Variant, plan: Path) -> Callable[..., Any]:
+def _compiled(
+    loss: Callable[..., Any], variant: Variant, plan: Path, steps: Path
+) -> Callable[..., Any]:
     match variant.kind:
         case "eager-gc":
             return loss
         case "hilore":
             options: dict[str, Any] = {"plan": str(plan), "gradient_error": variant.gradient_error}
+            options |= {"costs": variant.costs, "head": variant.head}
+            if variant.attribute:
+                options |= {"dump_dir": str(steps), "inductor": NAMED_KERNELS}
             if variant.cap_bytes is not None:
                 options["memory_cap"] = variant.cap_bytes
             options["reserved"] = 0
@@ -175,6 +183,8 @@ def main() -> None:
             print("ready", flush=True)
             sys.stdin.readline()
             row |= measure(update, device) | _planned(plan)
+            if variant.attribute:
+                row |= attributed(update.run, update.steps, device)
             row["tokens_per_second"] = round(1e3 * setting.tokens / row["time_ms"])
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"[:1500]

@@ -25,6 +25,7 @@ from hilore_planner.costs.stopwatch import Stopwatch
 from hilore_planner.costs.table import CostTable
 from hilore_planner.passes.chains import Chain, value_bytes
 from hilore_planner.passes.codecs import Codec
+from hilore_planner.passes.codecs.tiered import Tiered
 from hilore_planner.passes.cost import PricedByPiece, Roofline
 from hilore_planner.passes.ops import op_name, tensor
 from hilore_planner.passes.units import RecoveryUnit
@@ -162,6 +163,8 @@ class Measured(PricedByPiece):
         if value is None or not (self._is_lossy or codec.is_lossless):
             return None
         layout = layout_of(value)
+        if not isinstance(codec, Tiered):
+            layout = layout.in_rows()
         place = (use, codec, layout)
         if place not in self._samples:
             self._samples[place] = codec_sample(use, codec, layout)

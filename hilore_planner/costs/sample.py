@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,16 @@ class Layout:
             return value.random_(0, self.limit)
         return value.zero_()
 
+    def in_rows(self) -> Layout:
+        """A contiguous tensor as rows of its last dimension; others as they are."""
+        if not self.shape or self.stride != _contiguous(self.shape):
+            return self
+        return replace(
+            self,
+            shape=(math.prod(self.shape[:-1]), self.shape[-1]),
+            stride=(self.shape[-1], 1),
+        )
+
     @property
     def size_bytes(self) -> int:
         """Bytes of memory it spans."""
@@ -79,6 +90,10 @@ class Sample:
     inputs: tuple[Layout, ...]
     make: Callable[[Sequence[Tensor]], Run]
     shape_key: str = ""
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 def layout_of(value: Tensor, limit: int = 1) -> Layout:

@@ -119,6 +119,15 @@ def test_codecs_encode_and_decode_by_themselves(monkeypatch: pytest.MonkeyPatch)
     assert len({encode.key, decode.key, other.key}) == 3
 
 
+def test_contiguous_values_are_alike_row_by_row() -> None:
+    rows = Layout((8, 128), (128, 1), torch.float32)
+    assert Layout((2, 4, 128), (512, 128, 1), torch.float32).in_rows() == rows
+    turned = Layout((2, 4, 128), (512, 1, 4), torch.float32)
+    assert turned.in_rows() == turned
+    assert turned.size_bytes == rows.size_bytes == 8 * 128 * 4
+    assert Layout((8, 128), (0, 1), torch.bfloat16).size_bytes == 128 * 2  # expanded
+
+
 def test_what_may_do_more_than_compute_is_not_run() -> None:
     hand = HandMade()
     x = hand.input("x", 4)

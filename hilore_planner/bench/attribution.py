@@ -1,0 +1,153 @@
+"""Where predicted and measured time part: the launches of an update matched with the steps of its plan.
+
+Library calls are matched in order, by operator and sizes. What Inductor wrote between two matched calls is compared
+with the fused steps between the same two: it may have fused them otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from hilore_planner.bench.launches import Launch, launches
+from hilore_planner.passes.cost import PricedStep
+
+NAMED_KERNELS = {"cpp.enable_kernel_profile": True}
+"""Inductor's setting that shows the profiler which of its kernels runs; on CUDA it always does."""
+_ROWS = 12
+"""Differences recorded; the rest are smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Steps that are the same, together.
+
+    Attributes:
+        what: the steps; those of one stretch of fused work are joined.
+        kind: ``product``, ``attention``, ``fused`` or ``other``.
+        count: how often they come.
+        predicted_ns, measured_ns: of all of them.
+        kernels: names of what was launched for the first.
+    """
+
+    what: str
+    kind: str
+    count: int
+    predicted_ns: int
+    measured_ns: int
+    kernels: tuple[str, ...]
+
+    @property
+    def more_ns(self) -> int:
+        """Time beyond the predicted."""
+        return self.measured_ns - self.predicted_ns
+
+
+def attribute(steps: Sequence[PricedStep], launched: Sequence[Launch]) -> tuple[Difference, ...]:
+    """Differences, the largest first; predicted and measured times add up to those of all steps and launches."""
+    found: dict[tuple[str, str], Difference] = {}
+    for kind, planned, made in _stretches(steps, launched):
+        if not planned and not made:
+            continue
+        what = "; ".join(step.what for step in planned) or "not in the plan"
+        before = found.get((kind, what))
+        kernels = tuple(dict.fromkeys(launch.name for launch in made))
+        found[kind, what] = Difference(
+            what,
+            kind,
+            count=1 + (before.count if before else 0),
+            predicted_ns=sum(s.ns for s in planned) + (before.predicted_ns if before else 0),
+            measured_ns=sum(x.ns for x in made) + (before.measured_ns if before else 0),
+            kernels=before.kernels if before else kernels,
+        )
+    return tuple(sorted(found.values(), key=lambda d: -abs(d.more_ns)))
+
+
+def by_kind(differences: Sequence[Difference]) -> dict[str, tuple[int, int]]:
+    """Predicted and measured nanoseconds of each kind."""
+    totals: dict[str, tuple[int, int]] = {}
+    for found in differences:
+        predicted_ns, measured_ns = totals.get(found.kind, (0, 0))
+        totals[found.kind] = predicted_ns + found.predicted_ns, measured_ns + found.measured_ns
+    return totals
+
+
+def attributed(run: Callable[[], None], folder: Path, device: torch.device) -> dict[str, Any]:
+    """What a planned update's row says of its time: by kind, the largest differences, seconds of planning.
+
+    Args:
+        run: one update.
+        folder: the backend's ``dump_dir`` of its compilation.
+        device: where it runs.
+    """
+    records = [json.loads(path.read_text()) for path in sorted(folder.rglob("steps.json"))]
+    steps = [msgspec.convert(step, PricedStep) for r in records for step in r["steps"]]
+    differences = attribute(steps, launches(run, device))
+    kinds = {
+        kind: {"predicted_ns": predicted_ns, "measured_ns": measured_ns}
+        for kind, (predicted_ns, measured_ns) in by_kind(differences).items()
+    }
+    return {
+        "planning_seconds": sum(record["planning_seconds"] for record in records),
+        "compile_seconds": sum(record["compile_seconds"] for record in records),
+        "kinds": kinds,
+        "differences": [asdict(difference) for difference in differences[:_ROWS]],
+    }
+
+
+_Stretch = tuple[str, Sequence[PricedStep], Sequence[Launch]]
+
+
+def _stretches(steps: Sequence[PricedStep], launched: Sequence[Launch]) -> Iterator[_Stretch]:
+    """Matched calls, and what is between them."""
+    planned = [index for index, step in enumerate(steps) if step.op]
+    made = [index for index, launch in enumerate(launched) if not launch.is_generated]
+    matcher = SequenceMatcher(
+        None,
+        [_identity(steps[i].op, steps[i].shapes) for i in planned],
+        [_identity(launched[i].name, launched[i].shapes) for i in made],
+        autojunk=False,
+    )
+    step_at, launch_at = 0, 0
+    for block in matcher.get_matching_blocks():
+        for offset in range(block.size):
+            step, launch = planned[block.a + offset], made[block.b + offset]
+            yield from _between(steps[step_at:step], launched[launch_at:launch])
+            yield _kind(steps[step].op), [steps[step]], [launched[launch]]
+            step_at, launch_at = step + 1, launch + 1
+    yield from _between(steps[step_at:], launched[launch_at:])
+
+
+def _between(steps: Sequence[PricedStep], launched: Sequence[Launch]) -> Iterator[_Stretch]:
+    """Fused work together; calls that have no counterpart one by one."""
+    yield "fused", [s for s in steps if not s.op], [x for x in launched if x.is_generated]
+    for step in steps:
+        if step.op:
+            yield _kind(step.op), [step], []
+    for launch in launched:
+        if not launch.is_generated:
+            yield _kind(launch.name), [], [launch]
+
+
+def _kind(op: str) -> str:
+    if op.endswith("mm"):
+        return "product"
+    return "attention" if "attention" in op else "other"
+
+
+def _identity(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
+    """What an operator is whatever Inductor calls it: a product is its sizes, attention its direction."""
+    kind = _kind(op)
+    if kind == "product":
+        first = 1 if "add" in op else 0  # what is added to
+        return kind, *shapes[first : first + 2]
+    if kind == "attention":
+        return kind, "backward" in op
+    return kind, op

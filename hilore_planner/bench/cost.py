@@ -1,0 +1,116 @@
+"""``hilore bench cost``: are times predicted rightly? Predicted against measured updates over a ladder of caps.
+
+For each setting the update is first compiled with all the memory it likes, alone, so that costs are measured on a quiet
+device. Then every rung of the ladder is compiled and timed, exact and compressed, and its time beyond the predicted is
+attributed to kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hilore_planner.bench.peak import COMPRESSED_ERROR, ladder_caps
+from hilore_planner.bench.runner import Job, Row, run_jobs
+from hilore_planner.bench.setting import Setting, Variant
+from hilore_planner.plan import PlacementPlan
+
+_APART = 0.01
+"""Updates whose times differ by less are not expected to be told apart."""
+_SHOWN = 5
+
+
+def bench_cost(
+    settings: Sequence[Setting], *, rungs: int, costs: str, device: str, side_by_side: int
+) -> list[Row]:
+    """Rows of every setting: stored whole, then ``rungs`` caps exact and as many compressed."""
+    rows: list[Row] = []
+    for setting in settings:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "whole.json"
+            whole = _variant("hilore uncapped", None, COMPRESSED_ERROR, costs)
+            rows += run_jobs([Job(setting, whole, file)], device=device, side_by_side=1)
+            if file.exists():
+                jobs = _ladder(setting, PlacementPlan.load(file), rungs, costs, Path(folder))
+                rows += run_jobs(jobs, device=device, side_by_side=side_by_side)
+    return [row | _ratio(row) for row in rows]
+
+
+def _ladder(
+    setting: Setting, plan: PlacementPlan, rungs: int, costs: str, folder: Path
+) -> list[Job]:
+    jobs = []
+    for label, error in (("exact", 0.0), ("compressed", COMPRESSED_ERROR)):
+        for cap in ladder_caps(plan, error, rungs):
+            file = folder / f"{label}-{cap}.json"
+            jobs.append(Job(setting, _variant(f"hilore {label}", cap, error, costs), file))
+    return jobs
+
+
+def _variant(name: str, cap_bytes: int | None, error: float, costs: str) -> Variant:
+    return Variant(
+        name, "hilore", cap_bytes=cap_bytes, gradient_error=error, costs=costs, attribute=True
+    )
+
+
+def _ratio(row: Row) -> Row:
+    if "error" in row:
+        return {}
+    return {"time_ratio": round(row["predicted_time_ns"] / (1e6 * row["time_ms"]), 4)}
+
+
+def ordered_share(rows: Sequence[Row]) -> tuple[int, int]:
+    """Pairs of updates whose order by predicted time is that by measured time, and pairs that are apart at all."""
+    right = pairs = 0
+    for one, other in itertools.combinations(rows, 2):
+        if abs(one["time_ms"] - other["time_ms"]) <= _APART * min(one["time_ms"], other["time_ms"]):
+            continue
+        pairs += 1
+        measured = one["time_ms"] < other["time_ms"]
+        right += measured == (one["predicted_time_ns"] < other["predicted_time_ns"])
+    return right, pairs
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """What the rows say: ratios, order, planning, and where most time is beyond the predicted."""
+    lines = []
+    for name in dict.fromkeys(row["setting"] for row in rows):
+        of_setting = [row for row in rows if row["setting"] == name]
+        done = [row for row in of_setting if "error" not in row]
+        if not done:
+            lines.append(f"{name}: none of {len(of_setting)} plans could be timed")
+            continue
+        ratios = [row["time_ratio"] for row in done]
+        right, pairs = ordered_share(done)
+        shares = [
+            row["planning_seconds"] / row["compile_seconds"]
+            for row in done
+            if row["compile_seconds"]
+        ]
+        lines.append(
+            f"{name}: {len(done)} of {len(of_setting)} plans; predicted/measured time {min(ratios):.3f} to "
+            f"{max(ratios):.3f}; {right} of {pairs} pairs more than {_APART:.0%} apart in the right order; planning "
+            f"{min(shares, default=0):.1%} to {max(shares, default=0):.1%} of compiling"
+        )
+        lines += _where(done[-1])
+    return lines
+
+
+def _where(row: Row) -> list[str]:
+    """The largest differences of one row."""
+    lines = [
+        f"  {row['variant']}, {row['time_ms']:.1f} ms; where measured and predicted differ most:"
+    ]
+    for difference in row["differences"][:_SHOWN]:
+        lines.append(
+            f"  {_more(difference)} {difference['kind']} x{difference['count']}: {difference['what'][:100]}"
+        )
+    return lines
+
+
+def _more(difference: dict[str, Any]) -> str:
+    more_ns = difference["measured_ns"] - difference["predicted_ns"]
+    return f"{more_ns / 1e6:+8.2f} ms of {difference['predicted_ns'] / 1e6:7.2f}"
