@@ -6,16 +6,17 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hilore_planner.compiling import Attempt, RegionCompiler
-from hilore_planner.correction import Correction
+from hilore_planner.correction import Aim
 from hilore_planner.errors import HiloreError, PlanFileError
 from hilore_planner.head_plan import HeadPlan
+from hilore_planner.kept import KeptPlans
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, Planner
 from hilore_planner.passes import compat
@@ -84,21 +85,16 @@ def _compile(
         around.usable_bytes,
         auto_reserved_bytes=around.pending_optimizer_bytes,
     )
-    source = PlanSource(options, around, region_name(gm), cap)
+    source = PlanSource(options, around, region_name(gm))
     attempt = RegionCompiler(
         gm=gm,
         inputs=inputs,
         patches=patches,
         around=around,
         cap_bytes=cap,
-        key=_cache_key(gm, inputs, options, around, cap),
+        kept=KeptPlans(_region_key(gm, inputs, patches, options, around)),
         planner=source.planner,
-        settings=CutSettings(
-            options.checkpoint_tags,
-            options.head,
-            head_trial(around, options, cap),
-            source.decided_head,
-        ),
+        settings=source.settings,
         is_given=source.is_given,
     ).run()
     if attempt.plan is not None:
@@ -116,7 +112,6 @@ class PlanSource:
     options: Options
     around: Surroundings
     region: str
-    cap_bytes: int
     _is_replaced: bool = False
 
     def is_given(self, plan: PlacementPlan) -> bool:
@@ -135,19 +130,27 @@ class PlanSource:
             return None  # planning meets it again, and says so or replaces it
         return plan.head if plan.provenance.fingerprint == fingerprint else None
 
-    def planner(self, correction: Correction) -> Planner:
-        """What the partitioner calls with a joint graph."""
+    def settings(self, aim: Aim) -> CutSettings:
+        """What cutting the region for an aim depends on; for the least peak, the head is cut as finely as may be."""
+        trial = head_trial(self.around, self.options, aim.cap_bytes or 1)
+        options = self.options
+        return CutSettings(options.checkpoint_tags, options.head, trial, self.decided_head)
+
+    def planner(self, aim: Aim, kept: PlacementPlan | None = None) -> Planner:
+        """What the partitioner calls with a joint graph; ``kept`` is a plan to follow once more."""
 
         def plan(joint: JointGraph, head: HeadPlan) -> PlannedRegion:
+            if kept is not None:
+                return self._solve(joint, head, aim, kept)
             path = _plan_file(self.options.plan, joint.fingerprint)
             if path is not None and path.exists() and not self._is_replaced:
                 try:
-                    return self._solve(joint, head, correction, PlacementPlan.load(path))
+                    return self._solve(joint, head, aim, PlacementPlan.load(path))
                 except PlanFileError:
                     if self.options.on_mismatch == "error":
                         raise
                     self._is_replaced = True
-            return self._solve(joint, head, correction, None)
+            return self._solve(joint, head, aim, None)
 
         return plan
 
@@ -155,7 +158,7 @@ class PlanSource:
         self,
         joint: JointGraph,
         head: HeadPlan,
-        correction: Correction,
+        aim: Aim,
         loaded: PlacementPlan | None,
     ) -> PlannedRegion:
         return plan_region(
@@ -163,9 +166,8 @@ class PlanSource:
             self.around,
             self.options,
             region=self.region,
-            cap_bytes=self.cap_bytes,
+            aim=aim,
             head=head,
-            correction=correction,
             loaded=loaded,
         )
 
@@ -193,14 +195,14 @@ def _plan_file(path: Path | None, graph: str) -> Path | None:
     return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
-def _cache_key(
+def _region_key(
     gm: torch.fx.GraphModule,
     inputs: Sequence[Any],
+    patches: Mapping[str, object],
     options: Options,
     around: Surroundings,
-    cap_bytes: int,
 ) -> str:
-    """Hash of all a plan depends on: graph, shapes, options, memory around it, plan file, our own source."""
+    """Hash of all a plan depends on but the cap: graph, shapes, options, what is around, plan file, our own source."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -211,7 +213,8 @@ def _cache_key(
             digest.update(f"{shape} {value.dtype} {value.requires_grad}".encode())
         elif isinstance(value, torch.SymInt):
             digest.update(str(compat.hint(value)).encode())
-    digest.update(f"{options} {around.device_name} {around.base_bytes} {cap_bytes}".encode())
+    here = replace(options, memory_cap=None, reserved=0, plan=None, dump_dir=None)
+    digest.update(f"{here} {patches} {around.slug} {around.base_bytes}".encode())
     if options.plan is not None and options.plan.exists():
         digest.update(options.plan.read_bytes())
     return digest.hexdigest()

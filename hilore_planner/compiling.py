@@ -3,6 +3,7 @@
 The solver works on an estimate: it cannot know what Inductor fuses. So each compiled plan is run dry, line by line of
 the generated code; where its peak is above the cap, or well below it while something is recomputed, the difference
 corrects the estimate and the region is planned again. The best plan under the cap is returned; one above never is.
+Where none is found, the plan of the least peak is compiled, whatever the cap: it decides what is feasible.
 """
 
 from __future__ import annotations
@@ -11,20 +12,19 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from hilore_planner.correction import NO_CORRECTION, Correction
-from hilore_planner.errors import InfeasibleError, NoPlacementError, PlanFileError, RegionError
+from hilore_planner.checking import dry_peak
+from hilore_planner.correction import Aim, settled
+from hilore_planner.errors import InfeasibleError, NoPlacementError, PlanFileError
+from hilore_planner.kept import KeptPlans, Known
 from hilore_planner.partitioner import CutSettings, HilorePartitioner, Modules, Planner
 from hilore_planner.passes import compat
 from hilore_planner.passes.cost import PricedStep
-from hilore_planner.peak.step import StepPeak, step_peak
-from hilore_planner.peak.timeline import TensorSpec
-from hilore_planner.peak.workspace import MeasuredWorkspaces
-from hilore_planner.peak.wrapper import Wrapper, capture_wrappers
+from hilore_planner.peak.step import StepPeak
+from hilore_planner.peak.wrapper import capture_wrappers
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.region import Surroundings
 from hilore_planner.sizes import format_bytes
@@ -32,11 +32,15 @@ from hilore_planner.sizes import format_bytes
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS = 4
+_LEAST_ROUNDS = 3
 _WORTH_A_ROUND = 0.02
 """Share of the room under the cap that must be unused before it is worth compiling again."""
+_EXACT = 0.002
+"""An estimate this near to the compiled code's peak has nothing to learn from it."""
 
 Compiled = Callable[..., Any]
-PlannerOf = Callable[[Correction], Planner]
+PlannerOf = Callable[[Aim, PlacementPlan | None], Planner]
+"""Plans for an aim; or follows a plan that was made before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,20 @@ class Attempt:
 
     @property
     def added_ns(self) -> int:
-        """Time the plan adds to the update."""
+        """Time that the plan's placement and head add to the update."""
         assert self.plan is not None
-        return self.plan.solution.objective_ns
+        return self.plan.solution.objective_ns + self.plan.head.head_ns
 
     @property
     def peak_bytes(self) -> int:
         """Peak of the compiled code; the problem's own estimate where it could not be run dry."""
         assert self.plan is not None
         return self.plan.predicted_peak_bytes
+
+    @property
+    def beyond_bytes(self) -> int:
+        """What counts beyond the dry run."""
+        return 0 if self.peak is None else self.peak_bytes - self.peak.peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,51 +86,90 @@ class RegionCompiler:
     patches: dict[str, Any]
     around: Surroundings
     cap_bytes: int
-    key: str
+    kept: KeptPlans
     planner: PlannerOf
-    settings: CutSettings
+    settings: Callable[[Aim], CutSettings]
     is_given: Callable[[PlacementPlan], bool]
     """Whether a plan comes from the user's file: then it is checked, and no other is looked for."""
 
     def run(self) -> Attempt:
         """Plan and compile until the peak is under the cap and little room is left.
 
+        Where that leads to nothing, the plan of the least peak is compiled: no cap at or above its peak is refused.
+
         Raises:
-            InfeasibleError: no plan was found whose compiled code stays under the cap.
+            InfeasibleError: no plan was found whose compiled code stays under the cap; the cap it names was kept.
         """
+        tried = self._rounds()
+        last = tried[-1] if tried else None
+        if last is not None and (last.plan is None or last.peak is None):
+            return last
+        if last is not None and last.plan is not None and self.is_given(last.plan):
+            return self._checked(last)
+        best = self._known(_fastest(tried, self.cap_bytes))
+        if best is None:
+            tried += self._least_rounds()
+            best = _fastest(tried, self.cap_bytes)
+        if best is None:
+            raise self._infeasible(tried)
+        return self._settled(best)
+
+    def _rounds(self) -> list[Attempt]:
+        """Attempts at the cap; none where the estimate knows of no placement."""
         tried: list[Attempt] = []
-        correction = NO_CORRECTION
+        aim = Aim(self.cap_bytes)
         while len(tried) < MAX_ROUNDS:
             try:
-                last = self._attempt(correction, tried)
+                last = self._attempt(aim, tried)
             except NoPlacementError as error:
                 least_bytes = error.smallest_feasible_cap_bytes
-                if not tried or least_bytes is None:
-                    raise
-                if self._best(tried) is not None:
+                if not tried or least_bytes is None or _fastest(tried, self.cap_bytes) is not None:
                     break
                 # The difference found may be that of one plan only: look what the nearest plan really takes.
-                correction = correction.eased(least_bytes - self.cap_bytes)
-                last = self._attempt(correction, tried)
-            if last.plan is None or last.peak is None:
-                return last
-            if self.is_given(last.plan):
-                return self._checked(last)
+                eased = aim.correction.eased(least_bytes - self.cap_bytes)
+                aim = replace(aim, correction=eased)
+                last = self._attempt(aim, tried)
             tried.append(last)
+            if last.plan is None or last.peak is None or self.is_given(last.plan):
+                break
             self._log(len(tried), last)
             if self._is_good(last) or _is_repeated(tried):
                 break
-            slack_bytes = last.peak_bytes - last.peak.peak_bytes
-            correction = correction.after(last.plan, last.peak, beyond_bytes=slack_bytes)
-        best = self._best(tried)
-        if best is None:
-            raise self._infeasible(tried)
-        return best
+            if last.peak_bytes > self.cap_bytes and not aim.is_strict:
+                aim = replace(Aim(self.cap_bytes), is_strict=True)
+            else:
+                aim = _corrected(aim, last)
+        return tried
 
-    def _best(self, tried: Sequence[Attempt]) -> Attempt | None:
-        """The fastest plan whose compiled code is under the cap."""
-        fitting = [attempt for attempt in tried if attempt.peak_bytes <= self.cap_bytes]
-        return min(fitting, key=lambda attempt: attempt.added_ns, default=None)
+    def _least_rounds(self) -> list[Attempt]:
+        """Attempts at the least peak, whatever the cap."""
+        tried: list[Attempt] = []
+        aim = Aim(None, is_strict=True)
+        while len(tried) < _LEAST_ROUNDS:
+            last = self._attempt(aim, tried)
+            tried.append(last)
+            if last.plan is None or last.peak is None:
+                break
+            self._log(len(tried), last)
+            difference = abs(last.peak_bytes - last.plan.solution.peak_bytes)
+            if difference <= _EXACT * last.peak_bytes or _is_repeated(tried):
+                break
+            aim = _corrected(aim, last)
+        return tried
+
+    def _known(self, best: Attempt | None) -> Attempt | None:
+        """A plan made for another cap that is faster than ``best`` and stays under this one; else ``best``."""
+        for known in self.kept.known():
+            if best is not None and known.added_ns >= best.added_ns:
+                break
+            plan = self.kept.plan(known.key) if known.peak_bytes <= self.cap_bytes else None
+            if plan is None:
+                continue
+            aim = Aim(plan.problem.memory_cap_bytes)
+            found = self._compiled(known.key, self.planner(aim, plan), self._settings(aim, plan))
+            if found.peak is not None and found.peak_bytes <= self.cap_bytes:
+                return found
+        return best
 
     def _checked(self, attempt: Attempt) -> Attempt:
         if attempt.peak_bytes > self.cap_bytes:
@@ -132,29 +180,40 @@ class RegionCompiler:
             )
         return attempt
 
-    def _attempt(self, correction: Correction, tried: Sequence[Attempt]) -> Attempt:
-        settings = self._after(tried)
-        key = f"{self.key}-{correction.key}"
-        attempt = self._compile(key, correction, settings, self.patches)
+    def _settled(self, attempt: Attempt) -> Attempt:
+        """With the plan as one for this cap, where it was made for another."""
+        assert attempt.plan is not None
+        if attempt.plan.problem.memory_cap_bytes == self.cap_bytes or attempt.peak is None:
+            return attempt
+        plan = settled(attempt.plan, attempt.peak, self.cap_bytes, attempt.beyond_bytes)
+        return replace(attempt, plan=plan)
+
+    def _attempt(self, aim: Aim, tried: Sequence[Attempt]) -> Attempt:
+        """One more round; its positions are those of the others only if its head is cut alike."""
+        settings = self._settings(aim, tried[-1].plan if tried else None)
+        return self._compiled(f"{self.kept.region}-{aim.key}", self.planner(aim, None), settings)
+
+    def _settings(self, aim: Aim, before: PlacementPlan | None) -> CutSettings:
+        settings = self.settings(aim)
+        if before is None:
+            return settings
+        return replace(settings, decided_head=lambda _: before.head)
+
+    def _compiled(self, key: str, planner: Planner, settings: CutSettings) -> Attempt:
+        attempt = self._compile(key, planner, settings, self.patches)
         if attempt.plan is None and not attempt.reason:
             # The graph came from Inductor's cache but its plan is gone from ours: make both again.
-            attempt = self._compile(
-                key, correction, settings, {**self.patches, "fx_graph_cache": False}
-            )
+            patches = {**self.patches, "fx_graph_cache": False}
+            attempt = self._compile(key, planner, settings, patches)
+        if attempt.peak is not None:
+            self.kept.note(Known(key, attempt.peak_bytes, attempt.added_ns))
         return attempt
 
-    def _after(self, tried: Sequence[Attempt]) -> CutSettings:
-        """The settings for one more round: its positions are those of the others only if its head is cut alike."""
-        plan = tried[-1].plan if tried else None
-        if plan is None:
-            return self.settings
-        return replace(self.settings, decided_head=lambda _: plan.head)
-
     def _compile(
-        self, key: str, correction: Correction, settings: CutSettings, patches: dict[str, Any]
+        self, key: str, planner: Planner, settings: CutSettings, patches: dict[str, Any]
     ) -> Attempt:
         start = time.perf_counter()
-        partitioner = HilorePartitioner(key, self.planner(correction), settings)
+        partitioner = HilorePartitioner(key, planner, settings)
         try:
             with capture_wrappers() as wrappers:
                 compiled = compat.compile_graph(
@@ -165,14 +224,16 @@ class RegionCompiler:
                 raise partitioner.error from None
             raise
         seconds = time.perf_counter() - start
-        plan = _kept_plan(partitioner, key)
+        planned = partitioner.planned
+        if planned is not None:
+            self.kept.keep(key, planned.plan)
+        plan = self.kept.plan(key)
         if plan is None:
             return Attempt(compiled, None, reason=partitioner.unplanned_reason)
-        peak = self._dry_run(wrappers)
+        peak = dry_peak(wrappers, self.around)
         if peak is not None:
             figures = replace(plan.predicted, peak_bytes=peak.peak_bytes + self.around.slack_bytes)
             plan = replace(plan, predicted=figures)
-        planned = partitioner.planned
         return Attempt(
             compiled,
             plan,
@@ -182,30 +243,6 @@ class RegionCompiler:
             planning_seconds=partitioner.seconds,
             compile_seconds=seconds,
         )
-
-    def _dry_run(self, wrappers: Sequence[Wrapper]) -> StepPeak | None:
-        """The compiled update's peak; None, with a warning, where its code cannot be run dry."""
-        forward = next((w for w in wrappers if not w.is_backward), None)
-        backward = next((w for w in wrappers if w.is_backward), None)
-        if forward is None or backward is None:
-            log.warning("the peak of the compiled code is not checked: it was not captured")
-            return None
-        table = Path(compat.cache_folder()) / "hilore" / f"workspaces-{self.around.slug}.json"
-        table.parent.mkdir(parents=True, exist_ok=True)
-        inputs = forward.example_inputs
-        try:
-            return step_peak(
-                forward,
-                backward,
-                inputs,
-                device=self.around.device,
-                outside_bytes=max(0, self.around.base_bytes - _storage_bytes(inputs)),
-                workspaces=MeasuredWorkspaces(self.around.device, table),
-                updates=2,
-            )
-        except RegionError as error:
-            log.warning("the peak of the compiled code is not checked: %s", error)
-            return None
 
     def _is_good(self, attempt: Attempt) -> bool:
         """Under the cap, and nothing much left to gain."""
@@ -228,37 +265,37 @@ class RegionCompiler:
         )
 
     def _infeasible(self, tried: Sequence[Attempt]) -> InfeasibleError:
+        """Names the least peak of all plans that were ever compiled."""
         least = min(tried, key=lambda attempt: attempt.peak_bytes)
+        least_bytes = min([least.peak_bytes, *(known.peak_bytes for known in self.kept.known())])
         owners = least.peak.owners[:5] if least.peak is not None else ()
         return InfeasibleError(
-            f"memory_cap {format_bytes(self.cap_bytes)} ({self.cap_bytes} bytes): after {len(tried)} rounds the "
-            f"compiled update still needs {format_bytes(least.peak_bytes)} ({least.peak_bytes} bytes); raise "
-            "memory_cap, or shrink the microbatch",
-            smallest_feasible_cap_bytes=least.peak_bytes,
+            f"memory_cap {format_bytes(self.cap_bytes)} ({self.cap_bytes} bytes): the smallest cap that the compiled "
+            f"update was found to keep is {format_bytes(least_bytes)} ({least_bytes} bytes); raise memory_cap to that, "
+            "or shrink the microbatch",
+            smallest_feasible_cap_bytes=least_bytes,
             holding=tuple(owner.name for owner in owners),
         )
 
 
+def _fastest(tried: Sequence[Attempt], cap_bytes: int) -> Attempt | None:
+    """The fastest plan whose compiled code is under the cap."""
+    fitting = [attempt for attempt in tried if attempt.plan and attempt.peak_bytes <= cap_bytes]
+    return min(fitting, key=lambda attempt: attempt.added_ns, default=None)
+
+
+def _corrected(aim: Aim, last: Attempt) -> Aim:
+    assert last.plan is not None
+    assert last.peak is not None
+    correction = aim.correction.after(last.plan, last.peak, beyond_bytes=last.beyond_bytes)
+    return replace(aim, correction=correction)
+
+
 def _is_repeated(tried: Sequence[Attempt]) -> bool:
     """Whether the last plan is one of those before: there is no more to learn."""
-    placements = [attempt.plan.solution.placement for attempt in tried if attempt.plan is not None]
-    return placements[-1] in placements[:-1]
-
-
-def _storage_bytes(specs: Sequence[object]) -> int:
-    sizes = {
-        spec.alias_group or index: spec.storage_bytes
-        for index, spec in enumerate(specs)
-        if isinstance(spec, TensorSpec)
-    }
-    return sum(size or 0 for size in sizes.values())
-
-
-def _kept_plan(partitioner: HilorePartitioner, key: str) -> PlacementPlan | None:
-    """Keep a new plan beside Inductor's cache; after a cache hit, fetch it from there."""
-    kept = Path(compat.cache_folder()) / "hilore" / f"{key}.json"
-    if partitioner.planned is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        partitioner.planned.plan.save(kept)
-        return partitioner.planned.plan
-    return PlacementPlan.load(kept) if kept.exists() else None
+    plans = [
+        (attempt.plan.solution.placement, attempt.plan.ordered_above_bytes)
+        for attempt in tried
+        if attempt.plan is not None
+    ]
+    return plans[-1] in plans[:-1]

@@ -84,6 +84,57 @@ class Correction:
 NO_CORRECTION = Correction()
 
 
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What one round of planning a region is asked for.
+
+    Attributes:
+        cap_bytes: to stay under; None: the least peak there is.
+        is_strict: every step keeps its place in the compiled code, not only where memory is short. That is closer to
+            the estimate, and slower.
+        correction: of the estimate.
+    """
+
+    cap_bytes: int | None
+    is_strict: bool = False
+    correction: Correction = NO_CORRECTION
+
+    @property
+    def key(self) -> str:
+        """Short text that tells one aim from another."""
+        cap = "least" if self.cap_bytes is None else str(self.cap_bytes)
+        return f"{cap}-{'strict' if self.is_strict else 'loose'}-{self.correction.key}"
+
+
+def settled(
+    plan: PlacementPlan, peak: StepPeak, cap_bytes: int, beyond_bytes: int
+) -> PlacementPlan:
+    """A plan made for another cap, as a plan for this one, which its compiled code stays under.
+
+    Where the estimate is above the cap, its positions become what the dry run found. Nothing is known of better plans.
+    """
+    problem = replace(plan.problem, memory_cap_bytes=cap_bytes)
+    if plan.solution.peak_bytes > cap_bytes:
+        found = NO_CORRECTION.after(plan, peak, beyond_bytes=beyond_bytes)
+        problem = found.applied(problem)
+    figures = replay(problem, plan.solution.placement)
+    solution = replace(
+        plan.solution,
+        status="feasible",
+        bound_ns=0,
+        gap=float(plan.solution.objective_ns > 0),
+        peak_bytes=figures.peak_bytes,
+        peak_position=figures.peak_position,
+    )
+    options = plan.provenance.options | {"memory_cap": str(cap_bytes)}
+    return replace(
+        plan,
+        problem=problem,
+        solution=solution,
+        provenance=replace(plan.provenance, options=options),
+    )
+
+
 def held_bytes(plan: PlacementPlan, peak: StepPeak) -> tuple[int, ...]:
     """What the compiled code holds at each position of a plan's problem, by its dry run.
 

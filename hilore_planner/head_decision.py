@@ -26,7 +26,8 @@ from hilore_planner.passes.head import (
     rewrite_head,
 )
 from hilore_planner.passes.head.shapes import tensor_of
-from hilore_planner.passes.schedule import Schedule, alive_bytes, held_values
+from hilore_planner.passes.overwrite import alive_bytes
+from hilore_planner.passes.schedule import Schedule, held_values
 from hilore_planner.passes.units import RecoveryGraph
 from hilore_planner.solvers import solve
 from hilore_planner.solvers.problem import PlacementProblem, Solution
@@ -39,8 +40,8 @@ _LEAST_ROWS = 256
 """A chunk of fewer rows leaves a large device idle."""
 _LEAST_BYTES = 32 * 2**20
 """Logits of a chunk below this are small beside everything else."""
-_TRIAL_CHUNKS = 2
-"""The fewest that show what chunks after the first do."""
+_TRIAL_CHUNKS = 3
+"""The fewest that show what the first, the last and those between do."""
 
 HeadOption = Literal["auto", "off"] | int
 ProblemOf = Callable[[JointGraph], tuple[RecoveryGraph, PlacementProblem]]
@@ -159,8 +160,12 @@ def _objective(problem: PlacementProblem, seconds: float) -> int | None:
 
 def _chunk_bytes(joint: JointGraph, schedule: Schedule) -> list[int]:
     """Bytes of a chunk's logits and their gradient that are alive at each step."""
-    held = [h for h in held_values(joint, schedule) if is_chunk_of_logits(h.storage.maker)]
-    return alive_bytes(schedule, held, 0)
+    return alive_bytes(
+        schedule,
+        held_values(joint, schedule),
+        0,
+        is_counted=lambda held: is_chunk_of_logits(held.storage.maker),
+    )
 
 
 def _with_chunks(

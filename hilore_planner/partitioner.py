@@ -142,24 +142,14 @@ def prepare(
     return described(gm, {node: node for node in gm.graph.nodes}), head
 
 
-_CROWDED = 0.15
-"""Share of the room under the cap; steps with less than that left keep their order strictly."""
-
-
 def crowded_nodes(planned: PlannedRegion) -> frozenset[str]:
-    """Names of the nodes in steps whose memory is near the cap.
-
-    Elsewhere Inductor may fuse across steps: that takes a little memory there is, and saves time.
-    """
-    problem, schedule = planned.plan.problem, planned.graph.schedule
-    figures = replay(problem, planned.plan.solution.placement)
-    least = min(position.fixed_bytes for position in problem.positions)
-    cap = problem.memory_cap_bytes
-    limit = cap - _CROWDED * (cap - least)
+    """Names of the nodes in steps that must keep their place."""
+    plan, schedule = planned.plan, planned.graph.schedule
+    figures = replay(plan.problem, plan.solution.placement)
     return frozenset(
         node.name
         for step, size in zip(schedule.steps, figures.position_bytes, strict=True)
-        if size > limit
+        if size > plan.ordered_above_bytes
         for node in step
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from hilore_planner import plan_check, plan_diff, plan_file
+from hilore_planner.crowding import order_limit
 from hilore_planner.errors import InfeasibleError, OptionError, SolverLimitError
 from hilore_planner.head_plan import NO_HEAD, HeadPlan
 from hilore_planner.options import Options
@@ -104,6 +105,8 @@ class PlacementPlan:
     is all there. One entry where all places are alike; empty without a risk profile."""
     vocabulary: int = 0
     """Rows of the token embedding; 0 where there is none."""
+    ordered_above_bytes: int = 0
+    """Steps where more than this is alive keep their place in the compiled code; elsewhere fusion may move them."""
     schema: int = SCHEMA_VERSION
 
     @classmethod
@@ -256,7 +259,12 @@ class PlacementPlan:
                 )
             problem = replace(problem, gradient_error=error)
             options["gradient_error"] = f"{error:g}"
-        return replace(self, problem=problem, provenance=replace(self.provenance, options=options))
+        return replace(
+            self,
+            problem=problem,
+            provenance=replace(self.provenance, options=options),
+            ordered_above_bytes=self.ordered_above_bytes and order_limit(problem),
+        )
 
     def _with(self, solution: Solution) -> Self:
         """This plan with another solution; what was predicted or measured of the old one goes."""

@@ -49,6 +49,8 @@ def _complaints(plan: PlacementPlan) -> Iterator[str]:
 def _part_complaints(plan: PlacementPlan) -> Iterator[str]:
     if plan.vocabulary < 0:
         yield f"vocabulary is {plan.vocabulary}; accepted: 0 or above"
+    if plan.ordered_above_bytes < 0:
+        yield f"ordered_above_bytes is {plan.ordered_above_bytes}; accepted: 0 or above"
     last = len(plan.problem.positions) - 1
     for index, part in enumerate(plan.fixed_parts):
         if not 0 <= part.first <= part.last <= last:

@@ -9,8 +9,9 @@ import torch
 
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.composition import fixed_parts, vocabulary_size
-from hilore_planner.correction import NO_CORRECTION, Correction
+from hilore_planner.correction import Aim
 from hilore_planner.costs import costs_for
+from hilore_planner.crowding import order_limit
 from hilore_planner.errors import PlanFileError
 from hilore_planner.head_decision import HeadTrial
 from hilore_planner.head_plan import NO_HEAD, HeadPlan
@@ -87,30 +88,29 @@ def plan_region(
     options: Options,
     *,
     region: str,
-    cap_bytes: int,
+    aim: Aim,
     head: HeadPlan = NO_HEAD,
-    correction: Correction = NO_CORRECTION,
     loaded: PlacementPlan | None = None,
     must_fit: bool = True,
 ) -> PlannedRegion:
     """Build the region's problem and solve it, or check that a loaded plan fits it.
 
-    ``correction`` is what compiling an earlier plan of the region taught about its peak. Without ``must_fit`` a plan
-    for which nothing fits is returned all the same, and says so in its status.
+    Without ``must_fit`` a plan for which nothing fits is returned all the same, and says so in its status.
 
     Raises:
-        InfeasibleError: no placement fits ``cap_bytes``.
+        InfeasibleError: no placement fits the cap.
         PlanFileError: ``loaded`` belongs to another graph or does not fit.
     """
     costs = costs_for(options, surroundings)
+    cap_bytes = aim.cap_bytes or 1
     graph, problem, program_ns = _priced(joint, costs, surroundings, options, cap_bytes)
     if costs.settle():
         graph, problem, program_ns = _priced(joint, costs, surroundings, options, cap_bytes)
     for what in costs.unmeasured:
         log.warning("priced by roofline: %s", what)
-    problem = correction.applied(problem)
+    problem = aim.correction.applied(problem)
     if loaded is None:
-        solution = solve(problem, time_limit_seconds=options.solver_seconds)
+        problem, solution = _solved(problem, aim, options.solver_seconds)
     else:
         problem = _with_positions_of(loaded, problem)
         solution = _fitted(problem, loaded, joint.fingerprint)
@@ -130,10 +130,30 @@ def plan_region(
         head=head,
         fixed_parts=fixed_parts(joint, graph.schedule, surroundings),
         vocabulary=vocabulary_size(joint),
+        ordered_above_bytes=_order_limit(problem, aim, loaded),
     )
     if must_fit:
         plan.require_feasible()
     return PlannedRegion(plan, graph, costs)
+
+
+def _solved(
+    problem: PlacementProblem, aim: Aim, solver_seconds: float
+) -> tuple[PlacementProblem, Solution]:
+    """The fastest placement under the cap, or of the least peak."""
+    solution = solve(problem, time_limit_seconds=solver_seconds)
+    least_bytes = solution.smallest_feasible_cap_bytes
+    if aim.cap_bytes is not None or least_bytes is None:
+        return problem, solution
+    problem = replace(problem, memory_cap_bytes=least_bytes)
+    start = solution.witness
+    return problem, solve(problem, time_limit_seconds=solver_seconds, warm_start=start)
+
+
+def _order_limit(problem: PlacementProblem, aim: Aim, loaded: PlacementPlan | None) -> int:
+    if loaded is not None:
+        return loaded.ordered_above_bytes
+    return 0 if aim.is_strict else order_limit(problem)
 
 
 def _priced(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from hilore_planner.correction import Aim
 from hilore_planner.errors import OptionError
 from hilore_planner.head_plan import HeadPlan
 from hilore_planner.offline.capture import Update, capture
@@ -81,7 +82,7 @@ class Traced:
             self.surroundings,
             self.options,
             region=self.region,
-            cap_bytes=self.cap_bytes,
+            aim=Aim(self.cap_bytes),
             head=self.head,
             must_fit=must_fit,
         )

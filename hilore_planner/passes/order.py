@@ -3,7 +3,8 @@
 The plan counts what is alive step by step, so the steps must stay where they are. Extraction puts a rebuilt value right
 before its first reader, but Inductor, which fuses kernels that read the same input, may pull it (or any other fusible
 work) up to a kernel far earlier, and moves a product whose result is added to something later down to that addition.
-Each kernel of its own is therefore tied to the one before it, and each written-out fusible value to the last before it.
+Reductions that only the caller reads it puts off, and keeps what they read. Each written-out fusible value is therefore
+tied to the last kernel of its own before it, and each such kernel to what was written out since the one before it.
 A tie orders kernels; it moves no data. Where memory is plentiful nothing is tied: fusion across steps saves time.
 """
 
@@ -52,34 +53,57 @@ def sink_free(gm: GraphModule) -> None:
 
 
 def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
-    """Nodes to tie, each with its anchor: the last kernel of its own before it, at first an input.
+    """Nodes to tie, each with what it must follow: the last kernel of its own before it, at first an input.
 
-    What need not stay in its place must still not move up among crowded steps: its anchor is the last kernel there.
+    A kernel in a crowded step also follows what was written out since the kernel before it. What need not stay in its
+    place must still not move up among crowded steps: it follows the last kernel there.
     """
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
     steps, is_crowded = _steps(kinds), _is_crowded(kinds, crowded)
     inputs = (n for n in gm.graph.nodes if n.op == "placeholder" and tensor(n) is not None)
-    anchor = next(inputs, None)
+    source = anchor = next(inputs, None)
     fence: Node | None = None
     tied_op: object = None
+    written: list[Node] = []
     ties: list[tuple[Node, Node]] = []
     for node, kind in kinds.items():
-        if anchor is None or tensor(node) is None:
+        if source is None or anchor is None or tensor(node) is None:
             continue
         if compat.is_getitem(node) and node.args[0] is tied_op:
             continue  # the op's first output has tied it
         is_kernel = kind is OpKind.EXTERN or _is_output(node)
+        if not is_kernel and not _is_written_out(node, kinds, steps):
+            continue
         stays = is_crowded[node] or bool(node.meta.get(MADE))
         if is_kernel:
             stays = stays or (bool(crowded) and _is_added_later(node, kinds, steps))
-        after = anchor if stays else fence
-        if after is not None and (is_kernel or _is_written_out(node, kinds, steps)):
-            ties.append((node, after))
+        if stays:
+            is_apart = is_kernel or bool(node.meta.get(MADE))
+            before = written if is_apart and written else [anchor]
+        else:
+            before = [fence] if fence is not None else []
+        # A tie to what a value reads, or to what another may be written over, would keep it from being so.
+        ties += ((node, source if _follows(node, other) else other) for other in before)
         if is_kernel:
-            anchor = node
+            written, anchor = [], node
             fence = node if is_crowded[node] else fence
             tied_op = node.args[0] if compat.is_getitem(node) else node
+        elif is_crowded[node]:
+            written.append(node)
     return ties
+
+
+def _follows(node: Node, other: Node) -> bool:
+    """Whether a node needs another's result, directly or not."""
+    stack, seen = [node], {node}
+    while stack:
+        current = stack.pop()
+        if current is other:
+            return True
+        nearer = [arg for arg in current.all_input_nodes if arg not in seen and not arg < other]
+        stack += nearer
+        seen.update(nearer)
+    return False
 
 
 def _is_output(node: Node) -> bool:
@@ -106,11 +130,13 @@ def _is_crowded(kinds: dict[Node, OpKind], crowded: Collection[str]) -> dict[Nod
 
 
 def _is_written_out(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int]) -> bool:
-    """Whether a value becomes a buffer: a kernel of its own reads it, or a later step does."""
+    """Whether a value becomes a buffer: the caller or a kernel of its own reads it, or a later step does."""
     if kinds[node] is not OpKind.FUSIBLE:
         return False
-    readers = _readers(node, kinds)
-    return any(kinds[r] is OpKind.EXTERN or steps[r] != steps[node] for r in readers)
+    return any(
+        kinds.get(reader) is not OpKind.FUSIBLE or steps[reader] != steps[node]
+        for reader in _readers(node, kinds)
+    )
 
 
 def _is_added_later(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int]) -> bool:
@@ -120,18 +146,18 @@ def _is_added_later(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int
     tied embeddings keeps the gradient of all logits through the whole backward.
     """
     readers = _readers(node, kinds)
-    return any(kinds[r] is OpKind.FUSIBLE and steps[r] > steps[node] for r in readers)
+    return any(kinds.get(r) is OpKind.FUSIBLE and steps[r] > steps[node] for r in readers)
 
 
 def _readers(node: Node, kinds: dict[Node, OpKind]) -> set[Node]:
-    """Nodes that do work on a value, looking through views."""
+    """Nodes that do work on a value, looking through views; the output node where the caller gets it."""
     stack, seen, readers = list(node.users), set[Node](), set[Node]()
     while stack:
         user = stack.pop()
-        if user in seen or user not in kinds:
+        if user in seen:
             continue
         seen.add(user)
-        if kinds[user] is OpKind.VIEW:
+        if kinds.get(user) is OpKind.VIEW:
             stack.extend(user.users)
         else:
             readers.add(user)

@@ -8,8 +8,8 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import codec_for, is_wide_float
 from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.ops import tensor
+from hilore_planner.passes.overwrite import fixed_bytes
 from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
-from hilore_planner.passes.schedule import fixed_bytes
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import CompressedForm, PlacementProblem, Position, Unit
 
@@ -26,7 +26,7 @@ def build_problem(
 ) -> PlacementProblem:
     """Everything the solver needs to know of one region."""
     schedule = graph.schedule
-    fixed = fixed_bytes(graph.joint, schedule, base_bytes)
+    fixed = fixed_bytes(graph.joint, schedule, base_bytes, graph.endings())
     positions = tuple(
         Position(schedule.label(step), fixed_bytes=size) for step, size in enumerate(fixed)
     )

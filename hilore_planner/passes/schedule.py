@@ -7,7 +7,6 @@ only if it is *written out*: an extern op makes or reads it, the caller gets it,
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -65,7 +64,7 @@ class Schedule:
 
     def is_written_out(self, storage: Storage, readers: Iterable[Node], step: int) -> bool:
         """Whether a value made in ``step`` and read by ``readers`` takes memory."""
-        if self.kinds[_worker(storage.maker)] is OpKind.EXTERN:
+        if self.kinds[_worker(storage.maker)] is OpKind.EXTERN or _is_joined(storage.maker):
             return True
         return any(
             self.kinds[node] is OpKind.EXTERN or self.step_of[node] != step for node in readers
@@ -77,6 +76,12 @@ def _worker(node: Node) -> Node:
     if compat.is_getitem(node) and isinstance(node.args[0], Node):
         return node.args[0]
     return node
+
+
+def _is_joined(node: Node) -> bool:
+    """Whether Inductor writes a value part by part into a buffer: what ``cat`` joins on the CPU."""
+    value = tensor(node)
+    return op_name(node) == "cat" and value is not None and value.device.type == "cpu"
 
 
 def build_schedule(joint: JointGraph) -> Schedule:
@@ -126,34 +131,6 @@ def _storages(
             if key is not None and key in storages:
                 storages[key].readers.append(node)
     return storages
-
-
-def fixed_bytes(joint: JointGraph, schedule: Schedule, base_bytes: int) -> list[int]:
-    """Bytes alive at each step whatever is decided.
-
-    ``base_bytes`` are alive throughout (weights, inputs, optimizer state, what others hold). Added to it is what the
-    program itself holds.
-    """
-    return alive_bytes(schedule, held_values(joint, schedule), base_bytes)
-
-
-def alive_bytes(schedule: Schedule, values: Iterable[Held], base_bytes: int) -> list[int]:
-    """Bytes of ``values`` that are alive at each step, added to ``base_bytes``."""
-    count = len(schedule.steps)
-    changes = [0] * (count + 1)
-    born: list[Counter[int]] = [Counter() for _ in range(count)]
-    dying: list[Counter[int]] = [Counter() for _ in range(count)]
-    for held in values:
-        size = held.storage.bytes
-        changes[held.first] += size
-        changes[held.last + 1] -= size
-        born[held.first][size] += held.role != "incoming gradients"  # no kernel writes those
-        dying[held.last][size] += 1
-    alive, result = base_bytes, []
-    for step in range(count):
-        alive += changes[step]
-        result.append(alive - _reused_bytes(schedule, step, born[step], dying[step]))
-    return result
 
 
 HeldAs = Literal["outputs", "incoming gradients", "gradients", "forward values", "backward values"]
@@ -212,14 +189,6 @@ def _last_use(schedule: Schedule, storage: Storage, first: int) -> int | None:
     if not schedule.is_written_out(storage, readers, first):
         return None
     return max([first, *(schedule.step_of[node] for node in readers)])
-
-
-def _reused_bytes(schedule: Schedule, step: int, born: Counter[int], dying: Counter[int]) -> int:
-    """A fused kernel writes over an input of the same size that dies in it, an added product over its total."""
-    first = schedule.steps[step][0]
-    if schedule.kinds[first] is OpKind.EXTERN and first.target is not compat.added_mm():
-        return 0
-    return sum(size * number for size, number in (born & dying).items())
 
 
 def roofline_bytes(value: torch.Tensor) -> int:

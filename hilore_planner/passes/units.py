@@ -7,7 +7,7 @@ op is a unit without bytes that cannot be stored; its outputs read it, so that r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import networkx as nx
@@ -17,7 +17,8 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import Origin, attribute
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import OpKind, is_reduction, replay_forbidden
-from hilore_planner.passes.schedule import Schedule, Storage
+from hilore_planner.passes.overwrite import Ending, overwritten, temporaries
+from hilore_planner.passes.schedule import Schedule, Storage, held_values
 
 SMALL_BYTES = 64 * 1024
 _NEGLIGIBLE = 16
@@ -64,6 +65,12 @@ class RecoveryGraph:
         """Units that recomputing ``name`` reads, in program order."""
         return tuple(sorted(self.digraph.predecessors(name), key=self._made))
 
+    def endings(self) -> Iterator[Ending]:
+        """The units that are a buffer where backward reads them last, whatever is decided."""
+        for unit in self.units.values():
+            if unit.read_at and unit.rebuilt_bytes:
+                yield Ending(_key(unit.maker), unit.kept_bytes, unit.read_at[-1], unit.readers)
+
     def _made(self, name: str) -> tuple[int, str]:
         return self.units[name].made_at, name
 
@@ -74,6 +81,8 @@ def build_units(
     """Find the units of a joint graph, force what must be forced, and fold what need not be decided."""
     origins = attribute(joint.forward)
     held = joint.held_storages()
+    values = tuple(held_values(joint, schedule))
+    gone = overwritten(schedule, values, temporaries(schedule, values))
     digraph: nx.DiGraph[str] = nx.DiGraph()
     units: dict[str, RecoveryUnit] = {}
     owner: dict[int | Node, str] = {}
@@ -81,6 +90,8 @@ def build_units(
         unit = _unit(joint, schedule, origins, node, held, small_bytes)
         if unit is None:
             continue
+        if (_key(node), unit.released_at) in gone:
+            unit = replace(unit, released_at=unit.released_at - 1)
         units[unit.name] = unit
         digraph.add_node(unit.name)
         owner[node if unit.kept_bytes == 0 and not unit.can_store else _key(node)] = unit.name

@@ -223,19 +223,20 @@ class Ledger:
         self._launches.append((name, self.current_line(), len(self._entries)))
 
     def take_launches(self, start: int = 0) -> tuple[tuple[Launch, ...], int]:
-        """The kernels noted since the last time, and the most counted after them.
-
-        Args:
-            start: how many entries were recorded before the first of them.
-        """
+        """The kernels noted since the ``start``-th entry, and the most counted after them."""
         totals, found = self.totals(), []
         for name, line, position in self._launches:
-            # What the launch before it left is its own affair: the first change counts first.
-            level = max(totals[start + 1 : position + 1], default=totals[position])
-            found.append(Launch(name, line, level))
+            start = self._after_releases(start, position)
+            found.append(Launch(name, line, max(totals[start : position + 1])))
             start = position
         self._launches.clear()
-        return tuple(found), max(totals[start + 1 :], default=totals[-1])
+        return tuple(found), max(totals[self._after_releases(start, len(self)) :])
+
+    def _after_releases(self, start: int, stop: int) -> int:
+        """The position once what the launch before ``start`` left is released."""
+        while start < stop and self._entries[start].delta_bytes < 0:
+            start += 1
+        return start
 
     def peak_position(self, start: int = 0, stop: int | None = None) -> int:
         """How many entries are recorded up to the first highest point within [start, stop]."""

@@ -28,7 +28,7 @@ def _of_graph(fingerprint: str) -> PlacementPlan:
 
 
 def _source(path: Path, region: str) -> PlanSource:
-    return PlanSource(Options(plan=path), surroundings([]), region, cap_bytes=1)
+    return PlanSource(Options(plan=path), surroundings([]), region)
 
 
 def test_the_file_of_one_region_does_not_decide_for_another(tmp_path: Path) -> None:

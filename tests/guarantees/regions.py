@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hilore_planner.backend import hilore
+from hilore_planner.correction import Aim
 from hilore_planner.errors import RegionError
 from hilore_planner.head_plan import HeadPlan
 from hilore_planner.options import Options
@@ -128,7 +129,8 @@ class Region:
         def plan(joint: JointGraph, head: HeadPlan) -> PlannedRegion:
             around, parsed = surroundings(self.inputs), Options.parse(options)
             cap_bytes = parse_bytes(PLENTY)
-            planned = plan_region(joint, around, parsed, region="", cap_bytes=cap_bytes, head=head)
+            aim = Aim(cap_bytes)
+            planned = plan_region(joint, around, parsed, region="", aim=aim, head=head)
             found.append(planned.plan)
             raise RegionError("seen enough")
 

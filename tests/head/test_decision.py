@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hilore_planner.correction import Aim
 from hilore_planner.grpo.head import log_probs
 from hilore_planner.head_decision import HeadTrial, chunk_counts
 from hilore_planner.head_plan import HeadPlan
@@ -99,7 +100,7 @@ def added_ns(update: Traced, chunks: int, cap_bytes: int) -> int | None:
     """Time the placement adds if the head is really cut so; None if nothing fits."""
     joint, head = cut(update, CutSettings(head=chunks))
     planned = plan_region(
-        joint, AROUND, OPTIONS, region="", cap_bytes=cap_bytes, head=head, must_fit=False
+        joint, AROUND, OPTIONS, region="", aim=Aim(cap_bytes), head=head, must_fit=False
     )
     solution = planned.plan.solution
     return None if solution.status == "infeasible" else solution.objective_ns

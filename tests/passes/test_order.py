@@ -45,6 +45,38 @@ def test_every_kernel_is_tied_to_the_one_before_it(halves: Cut) -> None:
             assert kernel in tied or tied & {*outputs}, f"{kernel} may move"
 
 
+def test_a_kernel_waits_for_what_is_written_out_before_it(halves: Cut) -> None:
+    """Reductions that only the caller reads would else wait, and keep what they read."""
+    gm = halves.backward
+    keep_order(gm, _everything(gm))
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function" and not _is_tie(n)]
+    anchors = {tie.args[1] for tie in _ties(gm)}
+    last_kernel = max(i for i, n in enumerate(nodes) if kind_of(n) is OpKind.EXTERN)
+    waiting = [
+        node for node in nodes[:last_kernel] if kind_of(node) is OpKind.FUSIBLE and _is_given(node)
+    ]
+    assert waiting
+    assert anchors.issuperset(waiting)
+
+
+def _is_given(node: Node) -> bool:
+    """Whether the caller gets a value, through ties and views, and nothing else reads it."""
+    users = [u for u in node.users if not (_is_tie(u) and u.args[1] is node)]
+    return bool(users) and all(
+        u.op == "output" or ((_is_tie(u) or compat.is_view(u)) and _is_given(u)) for u in users
+    )
+
+
+def test_no_tie_repeats_what_a_value_reads(halves: Cut) -> None:
+    """It would keep the value from being written over that."""
+    for gm in (halves.forward, halves.backward):
+        keep_order(gm, _everything(gm))
+        for tie in _ties(gm):
+            value, anchor = tie.args
+            assert isinstance(value, Node)
+            assert anchor.op == "placeholder" or anchor not in value.all_input_nodes  # type: ignore[union-attr]
+
+
 def test_anchors_come_before_what_they_hold_and_the_graph_stays_in_order(halves: Cut) -> None:
     for gm in (halves.forward, halves.backward):
         keep_order(gm, _everything(gm))

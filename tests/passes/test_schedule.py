@@ -7,7 +7,8 @@ from torch.fx import Node
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import OpKind, op_name
-from hilore_planner.passes.schedule import Schedule, build_schedule, fixed_bytes
+from hilore_planner.passes.overwrite import fixed_bytes
+from hilore_planner.passes.schedule import Schedule, build_schedule
 from tests.passes.joint import Traced
 from tests.passes.programs import HandMade
 

@@ -1,0 +1,51 @@
+"""The peak of a region's compiled code, found without running it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from hilore_planner.errors import RegionError
+from hilore_planner.passes import compat
+from hilore_planner.peak.step import StepPeak, step_peak
+from hilore_planner.peak.timeline import TensorSpec
+from hilore_planner.peak.workspace import MeasuredWorkspaces
+from hilore_planner.peak.wrapper import Wrapper
+from hilore_planner.region import Surroundings
+
+log = logging.getLogger(__name__)
+
+
+def dry_peak(wrappers: Sequence[Wrapper], around: Surroundings) -> StepPeak | None:
+    """The peak of one update; None, with a warning, where its code cannot be run dry."""
+    forward = next((w for w in wrappers if not w.is_backward), None)
+    backward = next((w for w in wrappers if w.is_backward), None)
+    if forward is None or backward is None:
+        log.warning("the peak of the compiled code is not checked: it was not captured")
+        return None
+    table = Path(compat.cache_folder()) / "hilore" / f"workspaces-{around.slug}.json"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    inputs = forward.example_inputs
+    try:
+        return step_peak(
+            forward,
+            backward,
+            inputs,
+            device=around.device,
+            outside_bytes=max(0, around.base_bytes - _storage_bytes(inputs)),
+            workspaces=MeasuredWorkspaces(around.device, table),
+            updates=2,
+        )
+    except RegionError as error:
+        log.warning("the peak of the compiled code is not checked: %s", error)
+        return None
+
+
+def _storage_bytes(specs: Sequence[object]) -> int:
+    sizes = {
+        spec.alias_group or index: spec.storage_bytes
+        for index, spec in enumerate(specs)
+        if isinstance(spec, TensorSpec)
+    }
+    return sum(size or 0 for size in sizes.values())
