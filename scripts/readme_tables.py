@@ -49,15 +49,22 @@ def with_tables(readme: str, folder: Path) -> str:
     _, found, after = rest.partition(END)
     if not found:
         raise SystemExit(f"README.md must hold {START!r} and then {END!r}")
-    sections = [_section(path) for path in sorted(folder.glob("*.json"))]
+    records = {
+        path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))
+    }
+    sections = [_section(name, found) for name, found in records.items() if _is_of_updates(found)]
     heading = ["## Measured\n"] if sections else []
     return "\n".join([before + START, *heading, *sections, END + after])
 
 
-def _section(path: Path) -> str:
-    record = json.loads(path.read_text(encoding="utf-8"))
+def _is_of_updates(record: Row) -> bool:
+    """Whether a record is of times and memory; others have their tables elsewhere."""
+    return all("error" in row or "measured_peak_bytes" in row for row in record["rows"])
+
+
+def _section(name: str, record: Row) -> str:
     made = f"{record['device']}, torch {record['torch']}, commit {record['commit']}, {record['date'][:10]}"
-    lines = [f"### {TITLES.get(path.stem, path.stem)}", "", f"`{record['command']}`, {made}", ""]
+    lines = [f"### {TITLES.get(name, name)}", "", f"`{record['command']}`, {made}", ""]
     return "\n".join([*lines, *_table(record["rows"]), ""])
 
 

@@ -136,3 +136,23 @@ def head(
     rows += bench_update(settings, device=device, side_by_side=side_by_side)
     write_record(output, rows, device=device)
     print("\n".join(summary(rows)))
+
+
+@app.command()
+def codecs(
+    tokens: Annotated[int, typer.Option(min=1, help="Rows of the kernels' values.")] = 10_240,
+    features: Annotated[int, typer.Option(min=8, help="Columns of the kernels' values.")] = 8960,
+    kernels: Annotated[bool, typer.Option(help="Also time the kernels around codecs.")] = True,
+    repeats: Annotated[int, typer.Option(min=1, help="Timings of each kernel.")] = 20,
+    device: Device = "cuda",
+    output: Output = Path("docs/results/codecs.json"),
+) -> None:
+    """What codecs lose on values of several kinds, and what they add to the kernels around them."""
+    from hilore_planner.bench.codecs import bench_errors, bench_kernels, summary
+    from hilore_planner.bench.runner import write_record
+
+    rows = bench_errors()
+    if kernels:
+        rows += bench_kernels(tokens, features, device=device, repeats=repeats)
+    write_record(output, rows, device=device)
+    print("\n".join(summary(rows)))
