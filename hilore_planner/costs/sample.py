@@ -34,12 +34,13 @@ Run = Callable[[list[Tensor]], object]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A tensor to be made up; integers are drawn below ``limit``."""
+    """A tensor to be made up; integers are drawn below ``limit``, and it may be ``on_host`` for any device's work."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     limit: int = 1
+    on_host: bool = False
 
     def __repr__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -47,12 +48,16 @@ class Layout:
 
     def made_up(self, device: torch.device) -> Tensor:
         """A tensor of this layout."""
-        value = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        count = self.size_bytes // self.dtype.itemsize
+        place = torch.device("cpu") if self.on_host else device
+        memory = torch.empty(count, dtype=self.dtype, device=place)
         if self.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-            return value.normal_()
-        if self.dtype in (torch.int32, torch.int64):
-            return value.random_(0, self.limit)
-        return value.zero_()
+            memory.normal_()
+        elif self.dtype in (torch.int32, torch.int64):
+            memory.random_(0, self.limit)
+        else:
+            memory.zero_()
+        return memory.as_strided(self.shape, self.stride)
 
     def in_rows(self) -> Layout:
         """A contiguous tensor as rows of its last dimension; others as they are."""
@@ -67,10 +72,9 @@ class Layout:
     @property
     def size_bytes(self) -> int:
         """Bytes of memory it spans."""
-        extent = sum(
-            (size - 1) * step for size, step in zip(self.shape, self.stride, strict=True) if size
-        )
-        return (extent + 1) * self.dtype.itemsize
+        steps = zip(self.shape, self.stride, strict=True)
+        extent = 0 if 0 in self.shape else 1 + sum((size - 1) * step for size, step in steps)
+        return extent * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 def layout_of(value: Tensor, limit: int = 1) -> Layout:
     """The layout of a (fake) tensor, symbolic sizes at their hints."""
     shape, stride = (tuple(map(compat.hint, sizes)) for sizes in (value.shape, value.stride()))
-    return Layout(shape, stride, value.dtype, limit)
+    return Layout(shape, stride, value.dtype, limit, on_host=value.device.type == "cpu")
 
 
 def not_alone(node: Node) -> str:
@@ -243,12 +247,13 @@ def _module(chain: Chain) -> GraphModule:
 
 
 def _tensors_of(graph: Graph, node: Node, copy: Node) -> Iterator[Node]:
-    """A value, or the tensors of an op that returns several."""
+    """A value, or those of an op's results that are used."""
     if tensor(node) is not None:
         yield copy
         return
+    used = {user.args[1] for user in node.users if user.target is operator.getitem}
     for place, value in enumerate(node.meta["val"]):
-        if isinstance(value, Tensor):
+        if place in used and isinstance(value, Tensor):
             yield graph.call_function(operator.getitem, (copy, place))
 
 
@@ -267,6 +272,8 @@ def _indexed_sizes(node: Node) -> Sequence[Any]:
         return [shape[node.args[1]]] if shape else ()  # type: ignore[index]
     if name == "embedding":
         return shape[:1]
+    if name == "embedding_dense_backward":
+        return [node.args[2]]
     if name.removeprefix("_unsafe_").removeprefix("masked_").startswith("index"):
         indices: Any = node.args[2 if "masked" in name else 1]
         return [size for size, index in zip(shape, indices, strict=False) if index is not None]

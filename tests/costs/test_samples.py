@@ -84,7 +84,10 @@ def test_an_op_of_several_outputs_returns_its_tensors(monkeypatch: pytest.Monkey
     hand = HandMade()
     q = hand.input("q", 1, 2, 64, 32)
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default
-    sample = node_sample(hand.call(flash, q, q, q, 0.0, True))
+    attention = hand.call(flash, q, q, q, 0.0, True)
+    for place in (0, 1):
+        hand.call(operator.getitem, attention, place)
+    sample = node_sample(attention)
     given = [layout.made_up(torch.device("cpu")) for layout in sample.inputs]
     assert len(given) == 1  # q is one input, read three times
     out, lse = run(sample, given)
@@ -125,7 +128,9 @@ def test_contiguous_values_are_alike_row_by_row() -> None:
     turned = Layout((2, 4, 128), (512, 1, 4), torch.float32)
     assert turned.in_rows() == turned
     assert turned.size_bytes == rows.size_bytes == 8 * 128 * 4
-    assert Layout((8, 128), (0, 1), torch.bfloat16).size_bytes == 128 * 2  # expanded
+    expanded = Layout((8, 128), (0, 1), torch.bfloat16)
+    assert expanded.size_bytes == 128 * 2
+    assert expanded.made_up(torch.device("cpu")).stride() == (0, 1)
 
 
 def test_what_may_do_more_than_compute_is_not_run() -> None:
