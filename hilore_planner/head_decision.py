@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch.fx import Graph, GraphModule, Node
 
-from hilore_planner.head_plan import HeadPlan, HeadWay
+from hilore_planner.head_plan import NO_HEAD, HeadPlan, HeadWay
 from hilore_planner.passes import compat
 from hilore_planner.passes.devices import DeviceProfile
 from hilore_planner.passes.graph import JointGraph
@@ -78,7 +78,7 @@ def decide_head(
     if option == "off":
         return HeadPlan(reason="option head is 'off'")
     if isinstance(found, HeadRefusal):
-        return HeadPlan(reason=found.reason)
+        return NO_HEAD if found.node is None else HeadPlan(reason=found.reason)
     size_bytes = logits_bytes(found)
     if isinstance(option, int):
         return _fixed(found, option)

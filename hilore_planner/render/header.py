@@ -6,7 +6,7 @@ import textwrap
 
 from rich.text import Text
 
-from hilore_planner.head_plan import HeadPlan
+from hilore_planner.head_plan import NO_HEAD, HeadPlan
 from hilore_planner.plan import CHECKED, PlacementPlan
 from hilore_planner.render import words
 from hilore_planner.sizes import format_bytes, format_ns
@@ -106,10 +106,12 @@ def _error_facts(plan: PlacementPlan) -> list[Fact]:
 
 def _head_facts(head: HeadPlan) -> list[Fact]:
     """How the language-model head is run; nothing where there is none."""
-    if not head.logits_bytes:
+    if head == NO_HEAD:
         return []
-    size = format_bytes(head.logits_bytes)
-    remarks = [f"{size} of logits at a time" if head.chunks > 1 else f"{size} of logits"]
+    remarks = []
+    if head.logits_bytes:
+        size = format_bytes(head.logits_bytes)
+        remarks.append(f"{size} of logits" + (" at a time" if head.chunks > 1 else ""))
     if head.head_ns:
         remarks.append(f"{format_ns(head.head_ns)} more than a whole head")
     if head.ways:

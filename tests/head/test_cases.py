@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from hilore_planner.passes.head import (
     rewrite_head,
 )
 from tests.head.heads import (
+    Batch,
     Plain,
     assert_close,
     batch,
@@ -27,7 +30,13 @@ from tests.head.heads import (
     site,
     wide_alive,
 )
-from tests.head.test_forms import entropy, logits_of, logsumexp_gather
+from tests.head.test_forms import (
+    entropy,
+    logits_of,
+    logsumexp_gather,
+    plain,
+    sequence_softmax,
+)
 
 ROWS, HIDDEN, VOCABULARY = 4096, 2048, 151_936
 
@@ -181,3 +190,37 @@ def test_planning_changes_nothing() -> None:
     assert str(gm.graph) == before
     prepare(gm)
     assert str(gm.graph) == before
+
+
+@pytest.mark.parametrize("vocabulary", [32_000, 50_257, 128_256, 151_936, 100_003])
+@pytest.mark.parametrize("update", [plain, sequence_softmax])
+def test_vocabularies_of_real_models(update: Callable[[Batch], Tensor], vocabulary: int) -> None:
+    b = batch(tokens=3, prompt=1, hidden=4, vocabulary=vocabulary)
+    whole = capture(lambda: update(b))
+    assert_close(whole.outputs(whole.cut(2), scale=0.5), whole.outputs(scale=0.5))
+
+
+def test_a_target_outside_of_the_vocabulary_is_not_taken_for_one_inside() -> None:
+    """``gather`` would fail on it; the comparison that stands for it says so in its own way."""
+    b = batch()
+    whole = capture(lambda: log_probs(responses(b), b.weight, b.targets))
+    b.targets[0, 1] = 503
+    logp, *_ = whole.outputs(whole.cut(2))
+    assert logp.isnan().nonzero().tolist() == [[0, 1]]
+
+
+def test_the_loss_of_transformers() -> None:
+    """Logits of the whole sequence, labels shifted and padded with -100, a given number of tokens."""
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    b = batch(dtype=torch.float32)
+    labels = torch.full(b.hidden.shape[:2], -100)
+    labels[:, 2:] = torch.where(b.mask > 0, b.targets, -100)
+
+    def update() -> Tensor:
+        logits = torch.tanh(b.hidden) @ b.weight.t()
+        return ForCausalLMLoss(logits, labels, vocab_size=503, num_items_in_batch=labels.numel())  # type: ignore[arg-type]
+
+    whole = capture(update)
+    assert site(whole.gm).form == "early"
+    assert_close(whole.outputs(whole.cut(3)), whole.outputs(), relative=1e-6)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hilore_planner.correction import Aim
 from hilore_planner.grpo.head import log_probs
 from hilore_planner.head_decision import HeadTrial, chunk_counts
-from hilore_planner.head_plan import HeadPlan
+from hilore_planner.head_plan import NO_HEAD, HeadPlan
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, prepare
 from hilore_planner.passes.devices import profile_named
@@ -161,6 +161,25 @@ def test_an_earlier_decision_stands(early: Traced) -> None:
     products = [n for n in joint.forward if n.target is torch.ops.aten.mm.default]
     logits = [n for n in products if n.meta["val"].shape[1] == VOCABULARY]
     assert [n.meta["val"].shape[0] for n in logits] == [ROWS // 4] * 4
+
+
+def test_returned_logits_are_named_with_what_to_do() -> None:
+    """A public report: only the model is compiled, and the loss is taken outside."""
+
+    def forward(hidden: Tensor, head: Tensor) -> Tensor:
+        return torch.log_softmax((torch.tanh(hidden) @ head.t()).float(), -1)
+
+    with FakeTensorMode():
+        update = trace_update(forward, wanted(64, HIDDEN), wanted(VOCABULARY, HIDDEN))
+    _, head = decided(update, 100 * GIB)
+    assert (head.form, head.chunks) == ("whole", 0)
+    assert "alive through all of backward: return log-probabilities instead" in head.reason
+
+
+def test_no_head_is_no_head() -> None:
+    with FakeTensorMode():
+        update = trace_update(lambda x, w: torch.tanh(x @ w).sum(), wanted(64, 64), wanted(64, 64))
+    assert decided(update, GIB)[1] == NO_HEAD
 
 
 def test_chunks_are_neither_short_nor_small() -> None:
