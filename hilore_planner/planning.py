@@ -25,7 +25,7 @@ from hilore_planner.passes.problem import build_problem
 from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
 from hilore_planner.passes.schedule import build_schedule
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit, build_units
-from hilore_planner.plan import Figures, PlacementPlan, Provenance, UnitSource
+from hilore_planner.plan import CHECKED, Figures, PlacementPlan, Provenance, UnitSource
 from hilore_planner.region import Surroundings
 from hilore_planner.sizes import format_bytes
 from hilore_planner.solvers import replay, solve
@@ -183,6 +183,8 @@ def _provenance(
 
 def _with_positions_of(loaded: PlacementPlan, problem: PlacementProblem) -> PlacementProblem:
     """The positions as compiling the loaded plan corrected them, where all sizes are the same."""
+    if loaded.provenance.options.get(CHECKED) == "no":
+        return problem
 
     def sizes(of: PlacementProblem) -> list[tuple[str, int, tuple[int, ...]]]:
         return [(unit.name, unit.kept_bytes, unit.read_at) for unit in of.units]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,11 @@ import torch
 from torch import nn
 
 import hilore_planner as hilore
-from hilore_planner import backend
-from hilore_planner.errors import HiloreError, InfeasibleError, OptionError, RegionError
+from hilore_planner.errors import InfeasibleError, OptionError, RegionError
 from hilore_planner.passes import compat
 from hilore_planner.passes.devices import PROFILES
-from hilore_planner.plan import PlacementPlan
-from hilore_planner.planning import plan_region
-from tests.offline.updates import Actor, actor
+from hilore_planner.plan import Figures, PlacementPlan
+from tests.offline.updates import actor, plan_of_backend
 
 CAP = "1GiB"
 
@@ -28,32 +27,9 @@ class _Net(nn.Module):
         return self.second(self.first(x).tanh()).sum()  # type: ignore[no-any-return]
 
 
-class _EnoughError(HiloreError):
-    """Stops the backend once it has planned."""
-
-
-def _plan_of_backend(
-    update: Actor, monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> PlacementPlan:
-    """The first plan the backend makes: of the whole update, before compiled code corrects it."""
-    found: list[PlacementPlan] = []
-
-    def watched(*args: Any, **keywords: Any) -> Any:
-        found.append(plan_region(*args, **keywords).plan)
-        raise _EnoughError
-
-    monkeypatch.setattr(backend, "plan_region", watched)
-    torch._dynamo.reset()
-    compiled = torch.compile(update.loss, backend="hilore", dynamic=False, options=options)
-    with pytest.raises(_EnoughError):
-        compiled(*update.inputs)
-    (plan,) = found
-    return plan
-
-
 def test_the_plan_is_the_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"memory_cap": CAP, "gradient_error": 0.01, "codecs": ["int8"]}
-    expected = _plan_of_backend(actor(fake=False), monkeypatch, **options)
+    expected = plan_of_backend(actor(fake=False), monkeypatch, **options)
     for fake in (False, True):
         update = actor(fake=fake)
         found = hilore.plan(update.loss, *update.inputs, **options)
@@ -65,6 +41,25 @@ def test_the_plan_is_the_backends(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.solution.placement == expected.solution.placement
         assert found.provenance.fingerprint == expected.provenance.fingerprint
         assert found.provenance.options == expected.provenance.options | {"checked": "no"}
+
+
+def test_the_backend_takes_an_offline_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    update = actor(fake=True)
+    offline = hilore.plan(update.loss, *update.inputs, memory_cap=CAP)
+    # Made for another device's memory: what surrounds the update there is no part of the plan.
+    moved = [
+        replace(position, fixed_bytes=position.fixed_bytes + 2**28)
+        for position in offline.problem.positions
+    ]
+    moved_problem = replace(offline.problem, positions=tuple(moved))
+    moved_peak = offline.solution.peak_bytes + 2**28
+    moved_solution = replace(offline.solution, peak_bytes=moved_peak)
+    replace(offline, problem=moved_problem, solution=moved_solution, predicted=Figures()).save(path)
+    taken = plan_of_backend(actor(fake=False), monkeypatch, memory_cap=CAP, plan=str(path))
+    assert taken.solution.placement == offline.solution.placement
+    assert taken.solution.peak_bytes == offline.solution.peak_bytes
+    assert "checked" not in taken.provenance.options
 
 
 def test_planning_leaves_compiled_updates_alone_and_may_be_repeated() -> None:
