@@ -139,6 +139,23 @@ def head(
 
 
 @app.command()
+def risk(
+    setting: Annotated[str, typer.Option(help="trained, or tiny for a trial run.")] = "trained",
+    device: Device = "cuda",
+    side_by_side: SideBySide = 8,
+    output: Output = Path("docs/results/risk.json"),
+) -> None:
+    """Predicted against measured gradient error, on a model trained for the purpose."""
+    from hilore_planner.bench.risk.run import bench_risk, summary
+    from hilore_planner.bench.risk.setting import risk_setting_named
+    from hilore_planner.bench.runner import write_record
+
+    rows = bench_risk(risk_setting_named(setting), device=device, side_by_side=side_by_side)
+    write_record(output, rows, device=device)
+    print("\n".join(summary(rows)))
+
+
+@app.command()
 def codecs(
     tokens: Annotated[int, typer.Option(min=1, help="Rows of the kernels' values.")] = 10_240,
     features: Annotated[int, typer.Option(min=8, help="Columns of the kernels' values.")] = 8960,
@@ -155,4 +172,26 @@ def codecs(
     if kernels:
         rows += bench_kernels(tokens, features, device=device, repeats=repeats)
     write_record(output, rows, device=device)
+    print("\n".join(summary(rows)))
+
+
+@app.command()
+def solver(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Such as qwen2.5-7b; four of 24 to 126 layers if not given."),
+    ] = None,
+    plans: Annotated[
+        Path, typer.Option(help="Folder of the models' plan files; missing ones are made there.")
+    ] = Path("bench_plans"),
+    caps: Annotated[int, typer.Option(min=2, help="Caps of a sweep.")] = 25,
+    relative_gap: Annotated[float, typer.Option(min=0.0, help="Asked of every solution.")] = 1e-3,
+    output: Output = Path("docs/results/solver.json"),
+) -> None:
+    """How long solving takes: for one cap, for another, and for many; on the CPU, without running anything."""
+    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.solver import MODELS, bench_solver, summary
+
+    rows = bench_solver(model or MODELS, plans, caps=caps, relative_gap=relative_gap)
+    write_record(output, rows, device="cpu")
     print("\n".join(summary(rows)))
