@@ -39,6 +39,18 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -flat.view(targets.shape)
 
 
+def logsumexp_of_each(logits: Tensor, targets: Tensor) -> Tensor:
+    """As TRL had it, and verl has without flash-attn: one sequence after another."""
+    picked = logits.gather(-1, targets[..., None])[..., 0]
+    return picked - torch.stack([torch.logsumexp(sequence, -1) for sequence in logits])
+
+
+def log_softmax_of_each(logits: Tensor, targets: Tensor) -> Tensor:
+    """The same for bfloat16, which it keeps."""
+    pairs = zip(logits, targets, strict=True)
+    return torch.stack([log_softmax_gather(sequence, target) for sequence, target in pairs])
+
+
 def entropy(logits: Tensor) -> Tensor:
     logs = F.log_softmax(logits, -1)
     return -(logs.exp() * logs).sum(-1)
@@ -55,6 +67,18 @@ def plain(b: Batch) -> Tensor:
 
 def softmax(b: Batch) -> Tensor:
     return ppo(log_softmax_gather(logits_of(b), b.targets), b)
+
+
+def loops(b: Batch) -> Tensor:
+    return ppo(logsumexp_of_each(logits_of(b) / 0.7, b.targets), b)
+
+
+def loops_of_softmax(b: Batch) -> Tensor:
+    return ppo(log_softmax_of_each(logits_of(b), b.targets), b)
+
+
+def loops_sequence_level(b: Batch) -> Tensor:
+    return gspo(logsumexp_of_each(logits_of(b), b.targets), b)
 
 
 def nll(b: Batch) -> Tensor:
@@ -212,6 +236,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Dep
 EARLY = [
     plain,
     softmax,
+    loops,
+    loops_of_softmax,
     nll,
     cross_entropy_mean,
     softcap_temperature,
@@ -234,6 +260,7 @@ REBUILD = [
     (entropy_returned, "several outputs that require grad"),
     (sequence_level, "sum.dim_IntList"),
     (sequence_softmax, "sum.dim_IntList"),
+    (loops_sequence_level, "sum.dim_IntList"),
     (sliced_logits_sequence_level, "sum.dim_IntList"),
     (log_probs_returned, "per token"),
     (clipped_gradient, "linear"),

@@ -6,6 +6,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes.head.emit import Emitter
+from hilore_planner.passes.head.lanes import LaneRoller
 from hilore_planner.passes.head.one_hot import compare_instead_of_scatter
 from hilore_planner.passes.head.order import sort_stably
 from hilore_planner.passes.head.shapes import same, shape_of, tensor_of
@@ -20,10 +21,11 @@ def normalise_head(gm: GraphModule) -> int:
     Numerics do not change. Dead code has to be gone before, and is after.
     """
     emitter = Emitter(gm.graph, set())
+    rules = (merge_slices, compare_instead_of_scatter, _unbatch, LaneRoller())
     changed = 0
     for node in list(gm.graph.nodes):
         with emitter.after(emitter.position(node), emitter.side(node)):
-            made = next((new for rule in _RULES if (new := rule(emitter, node)) is not None), None)
+            made = next((new for rule in rules if (new := rule(emitter, node)) is not None), None)
         if made is not None:
             node.replace_all_uses_with(made, propagate_meta=False)
             changed += 1
@@ -51,6 +53,3 @@ def _unbatch(emitter: Emitter, node: Node) -> Node | None:
     return emitter.call(
         node, aten.view.default, product, [emitter.size(size) for size in shape_of(node)]
     )
-
-
-_RULES = (merge_slices, compare_instead_of_scatter, _unbatch)
