@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hilore_planner.advice import Advice
 from hilore_planner.errors import PlacementError
 from hilore_planner.plan import PlacementPlan, unit_label
-from hilore_planner.sizes import format_bytes
 from hilore_planner.solvers.problem import Unit
 from hilore_planner.solvers.verify import Replay, Span, replay
 
@@ -50,14 +50,15 @@ class Lever:
 class Explanation:
     """The peak position, who holds it (largest first) and what lowers it (most first).
 
-    ``advice`` is for what no placement lowers, the largest first.
+    ``advice`` is for what slows the update whatever is planned, the costliest first, then for what no placement
+    lowers, the largest first.
     """
 
     position: int
     peak_bytes: int
     owners: tuple[Owner, ...]
     levers: tuple[Lever, ...]
-    advice: tuple[str, ...] = ()
+    advice: tuple[Advice, ...] = ()
 
 
 def explain(plan: PlacementPlan) -> Explanation:
@@ -76,7 +77,7 @@ def explain(plan: PlacementPlan) -> Explanation:
         peak_bytes=found.peak_bytes,
         owners=owners,
         levers=_levers(plan, found),
-        advice=tuple(_advice(owners, found.peak_bytes)),
+        advice=(*plan.advice, *_advice(owners, found.peak_bytes)),
     )
 
 
@@ -132,27 +133,27 @@ def _fixed_owners(plan: PlacementPlan, position: int) -> Iterator[Owner]:
         yield Owner("fixed", "other temporaries, less what is reused" if held else "", 0, rest)
 
 
-def _advice(owners: Sequence[Owner], peak_bytes: int) -> Iterator[str]:
+def _advice(owners: Sequence[Owner], peak_bytes: int) -> Iterator[Advice]:
     """What to change in the program where no placement helps."""
     for owner in owners:
-        share = owner.alive_bytes / max(peak_bytes, 1)
-        size = f"{format_bytes(owner.alive_bytes)}, {share:.0%} of the peak"
-        if share < _WORTH_ADVICE:
+        if owner.alive_bytes < _WORTH_ADVICE * peak_bytes:
             continue
+        what, remedy = owner.what, ""
         if owner.what.startswith("outputs") and owner.what.endswith(_VOCABULARY):
-            yield (
-                f"logits are returned to the caller ({size}): they and their gradient are alive while the "
-                "backward runs; compute log-probabilities inside the compiled function and return those"
+            what = "logits are returned to the caller"
+            remedy = (
+                "they and their gradient are alive while the backward runs; compute log-probabilities inside the "
+                "compiled function and return those"
             )
         elif owner.what.endswith(_VOCABULARY) and not owner.what.startswith("incoming"):
-            yield (
-                f"{owner.what} ({size}): take the loss of the logits inside the compiled function, so that the "
-                "head can be cut into chunks of rows (option head)"
+            remedy = (
+                "take the loss of the logits inside the compiled function, so that the head can be cut into chunks "
+                "of rows (option head)"
             )
         elif owner.what in _STATES_OF_TRAINING:
-            yield (
-                f"{owner.what} ({size}): shard them over ranks, train adapters, or hold them in a smaller dtype"
-            )
+            remedy = "shard them over ranks, train adapters, or hold them in a smaller dtype"
+        if remedy:
+            yield Advice(what, "", owner.count, owner.alive_bytes, None, remedy)
 
 
 def _state(plan: PlacementPlan, span: Span) -> State:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from hilore_planner import plan_check, plan_diff, plan_file
+from hilore_planner.advice import Advice
 from hilore_planner.crowding import order_limit
 from hilore_planner.errors import InfeasibleError, OptionError, SolverLimitError
 from hilore_planner.head_plan import NO_HEAD, HeadPlan
@@ -105,6 +106,8 @@ class PlacementPlan:
     is all there. One entry where all places are alike; empty without a risk profile."""
     vocabulary: int = 0
     """Rows of the token embedding; 0 where there is none."""
+    advice: tuple[Advice, ...] = ()
+    """What slows the update whatever is planned, the costliest first."""
     ordered_above_bytes: int = 0
     """Steps where more than this is alive keep their place in the compiled code; elsewhere fusion may move them."""
     schema: int = SCHEMA_VERSION

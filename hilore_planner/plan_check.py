@@ -51,6 +51,9 @@ def _part_complaints(plan: PlacementPlan) -> Iterator[str]:
         yield f"vocabulary is {plan.vocabulary}; accepted: 0 or above"
     if plan.ordered_above_bytes < 0:
         yield f"ordered_above_bytes is {plan.ordered_above_bytes}; accepted: 0 or above"
+    for advice in plan.advice:
+        if min(advice.count, advice.size_bytes, advice.time_ns or 0) < 0:
+            yield f"advice {advice.what!r}: a number in it is below 0; accepted: 0 or above"
     last = len(plan.problem.positions) - 1
     for index, part in enumerate(plan.fixed_parts):
         if not 0 <= part.first <= part.last <= last:

@@ -23,6 +23,7 @@ Json = Any
 _SPREAD = frozenset(
     {
         "$",
+        "$.advice",
         "$.fixed_parts",
         "$.head",
         "$.head.ways",

@@ -19,6 +19,7 @@ from hilore_planner.options import Options
 from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import source_line
 from hilore_planner.passes.cost import Costs, PricedStep, Roofline
+from hilore_planner.passes.faults import find_faults
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.problem import build_problem
@@ -114,7 +115,7 @@ def plan_region(
     else:
         problem = _with_positions_of(loaded, problem)
         solution = _fitted(problem, loaded, joint.fingerprint)
-    risks = _risks(options, graph)
+    risks, vocabulary = _risks(options, graph), vocabulary_size(joint)
     plan = PlacementPlan(
         region=region,
         problem=problem,
@@ -129,7 +130,8 @@ def plan_region(
         sequence_risks=risks.sequence_risks(solution),
         head=head,
         fixed_parts=fixed_parts(joint, graph.schedule, surroundings),
-        vocabulary=vocabulary_size(joint),
+        vocabulary=vocabulary,
+        advice=find_faults(joint, surroundings.profile, vocabulary),
         ordered_above_bytes=_order_limit(problem, aim, loaded),
     )
     if must_fit:

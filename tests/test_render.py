@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from hilore_planner.advice import Advice
 from hilore_planner.errors import InfeasibleError
 from hilore_planner.explain import explain
 from hilore_planner.head_plan import HeadPlan, HeadWay
 from hilore_planner.plan import Figures
-from hilore_planner.render import words
+from hilore_planner.render import records, words
 from hilore_planner.render.diff import diff as render_diff
 from hilore_planner.render.explain import explain as render_explanation
 from hilore_planner.render.fold import fold, layer_ranges
@@ -196,3 +197,29 @@ def test_values_are_written_as_torch_writes_them() -> None:
     assert words.op("mm") == "mm"
     assert words.count(1, "unit") == "1 unit"
     assert words.share(1, 0) == "0.0%"
+
+
+def test_advice_is_shown_and_recorded() -> None:
+    slow = Advice(
+        "attention with an explicit mask", "model.py:7", 2, 3 * MIB, 5_000_000, "pass none"
+    )
+    plan = replace(toy_plan(), advice=(slow,))
+    line = "  attention with an explicit mask: 2 places from model.py:7 (at least 5.0 ms, 3.0 MiB): pass none"
+    for lines in (show(plan, 200), render_explanation(plan, explain(plan), 200)):
+        text = [line.plain for line in lines]
+        assert text[-3:] == ["What slows the update whatever is planned", "", line]
+    narrow = [line.plain for line in show(plan, 50)]
+    assert all(
+        len(line) <= 50
+        for line in narrow[narrow.index("What slows the update whatever is planned") :]
+    )
+    row = {
+        "what": slow.what,
+        "source": "model.py:7",
+        "count": 2,
+        "bytes": 3 * MIB,
+        "ns": 5_000_000,
+        "remedy": "pass none",
+    }
+    assert records.plan_record(plan)["advice"] == [row]
+    assert row in records.explanation_record(plan, explain(plan))["advice"]

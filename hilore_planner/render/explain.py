@@ -9,6 +9,7 @@ from rich.text import Text
 from hilore_planner.explain import Explanation
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.render import words
+from hilore_planner.render.advice import filling, slowing
 from hilore_planner.render.table import Column, Line, table
 from hilore_planner.sizes import format_bytes, format_ns
 
@@ -44,10 +45,8 @@ def explain(plan: PlacementPlan, explanation: Explanation, width: int) -> list[T
         fixed_bytes = max((position.fixed_bytes for position in plan.problem.positions), default=0)
         text = f"  nothing that is kept; {format_bytes(fixed_bytes)} are fixed whatever is decided"
         lines.append(Text(text))
-    if explanation.advice:
-        lines += [Text(), Text("What no placement lowers", style="bold"), Text()]
-        lines += [Text(f"  {advice}") for advice in explanation.advice]
-    return lines
+    lines += filling(explanation.advice, explanation.peak_bytes, width)
+    return lines + slowing(explanation.advice, width)
 
 
 def _owners(explanation: Explanation) -> Iterator[Line]:

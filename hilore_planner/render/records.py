@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+from hilore_planner.advice import Advice
 from hilore_planner.explain import Explanation
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.plan_diff import NOT_AT_HAND, PlanDiff, kept_bytes
@@ -14,7 +16,24 @@ Record = dict[str, Any]
 
 def plan_record(plan: PlacementPlan) -> Record:
     """The figures of a plan and its units, one by one."""
-    return figures(plan) | {"units": [_unit_record(plan, index) for index in _indices(plan)]}
+    return figures(plan) | {
+        "advice": _advice_rows(plan.advice),
+        "units": [_unit_record(plan, index) for index in _indices(plan)],
+    }
+
+
+def _advice_rows(advice: Sequence[Advice]) -> list[Record]:
+    return [
+        {
+            "what": found.what,
+            "source": found.source,
+            "count": found.count,
+            "bytes": found.size_bytes,
+            "ns": found.time_ns,
+            "remedy": found.remedy,
+        }
+        for found in advice
+    ]
 
 
 def figures(plan: PlacementPlan) -> Record:
@@ -80,4 +99,10 @@ def sweep_record(plans: tuple[PlacementPlan, ...]) -> Record:
 
 def explanation_record(plan: PlacementPlan, explanation: Explanation) -> Record:
     """The figures of a plan, the owners of its peak, and what lowers it."""
-    return figures(plan) | dataclasses.asdict(explanation)
+    return figures(plan) | explanation_fields(explanation)
+
+
+def explanation_fields(explanation: Explanation) -> Record:
+    """An explanation by itself."""
+    advice = {"advice": _advice_rows(explanation.advice)}
+    return dataclasses.asdict(explanation) | advice

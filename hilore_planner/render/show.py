@@ -10,6 +10,7 @@ from rich.text import Text
 from hilore_planner.plan import PlacementPlan, unit_label
 from hilore_planner.plan_diff import NOT_AT_HAND, kept_bytes
 from hilore_planner.render import words
+from hilore_planner.render.advice import slowing
 from hilore_planner.render.fold import Section, fold
 from hilore_planner.render.header import header
 from hilore_planner.render.table import Column, Line, table
@@ -61,8 +62,8 @@ def show(plan: PlacementPlan, width: int, *, everything: bool = False) -> list[T
     sections = fold(_unit_rows(plan, listed))
     lines += [Text(), *table(_UNIT_COLUMNS, list(_unit_lines(sections)), width)]
     lines += [Text(), *table(_TOTAL_COLUMNS, list(_total_lines(plan)), width)]
-    notes = list(_notes(plan, listed))
-    return lines + ([Text()] if notes else []) + [Text(f"  {note}", style="dim") for note in notes]
+    notes = [Text(f"  {note}", style="dim") for note in _notes(plan, listed)]
+    return lines + ([Text(), *notes] if notes else []) + slowing(plan.advice, width)
 
 
 def _is_minor(plan: PlacementPlan, unit: Unit) -> bool:

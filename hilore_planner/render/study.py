@@ -41,7 +41,7 @@ def _numbers(count: int) -> str:
 
 def study_record(found: Study) -> records.Record:
     """The plan's record; the workload, the owners of the peak, and the frontier's figures under ``rows``."""
-    explained = dataclasses.asdict(explain(found.explained)) if found.frontier else {}
+    explained = records.explanation_fields(explain(found.explained)) if found.frontier else {}
     record: dict[str, Any] = records.plan_record(found.plan)
     return record | {
         "workload": dataclasses.asdict(found.workload),

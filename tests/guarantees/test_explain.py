@@ -104,7 +104,7 @@ def test_returned_logits_are_alive_all_through_backward() -> None:
     backward = plan.problem.positions[first_backward:]
     assert all(position.fixed_bytes >= base + size for position in backward)
     assert plan.predicted_peak_bytes >= base + 2 * size
-    assert any("compute log-probabilities inside" in line for line in found.advice)
+    assert any("compute log-probabilities inside" in advice.remedy for advice in found.advice)
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -113,4 +113,4 @@ def test_logits_inside_the_region_are_named_with_the_option_that_helps() -> None
     named = [owner for owner in found.owners if owner.what.endswith("vocabulary-sized")]
     assert named
     assert all(owner.alive_bytes >= 2 * 128 * VOCABULARY * 4 for owner in named)
-    assert any("option head" in line for line in found.advice)
+    assert any("option head" in advice.remedy for advice in found.advice)
