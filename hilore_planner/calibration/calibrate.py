@@ -1,8 +1,8 @@
 """``hilore.calibrate``: from an update and sample batches to a risk profile.
 
 Each class of units is made inexact alone, and the gradient's squared relative error over the units' summed errors is
-its gain: least squares through the origin, each batch counting alike. Placements of everything at once, drawn at
-random, then show how far risks add up, and how much batches differ.
+its gain, over all batches together. Placements of everything at once, drawn at random, then show how far risks add up,
+and how much batches differ.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def calibrate(
         progress: show what is being measured.
 
     Raises:
-        OptionError: no batch, or a number below one.
+        OptionError: no batch, one without a gradient, or a number below one.
         RegionError: the update is not one graph with a scalar loss, draws random numbers, or changes its shapes.
     """
     for name, value in (("depth_buckets", depth_buckets), ("perturbed_batches", perturbed_batches)):
@@ -102,13 +102,19 @@ def profile_of(sampling: Sampling) -> RiskProfile:
         device=_device_name(sampling.interpreter.joint.primals),
     )
     model = CalibratedRisk(raw, sampling.graph)
-    found = ((measured, model.typical(placement)) for placement, measured in sampling.trials)
-    ratios = [measured / predicted for measured, predicted in found if measured and predicted]
-    if not ratios:
+    tried = [(trial, model.typical(trial.placement)) for trial in sampling.trials]
+    tried = [(trial, predicted) for trial, predicted in tried if predicted and trial.share]
+    if not tried:
         return raw
+    ratios = [trial.share / predicted for trial, predicted in tried]
+    # What a batch's own norm has to do with it belongs into the margin: it is not known before the forward.
+    norm = sampling.typical_norm
+    typical = statistics.fmean(
+        math.log(ratio * trial.squared_norm / (trial.exposed * norm))
+        for ratio, (trial, _) in zip(ratios, tried, strict=True)
+    )
     logs = [math.log(ratio) for ratio in ratios]
-    typical = statistics.fmean(logs)
-    most = max(max(logs), typical + _SURE * statistics.pstdev(logs))
+    most = max(typical, *logs, statistics.fmean(logs) + _SURE * statistics.pstdev(logs))
     return msgspec.structs.replace(
         raw,
         trials=tuple(ratios),
@@ -123,13 +129,13 @@ def _risk(
     errors: Callable[[Sampling, UnitClass, str], list[float]],
 ) -> ClassRisk:
     codecs = sampling.codecs
-    samples = ((name, sampling.samples.get((id(unit_class), name))) for name in codecs)
+    gains = ((name, sampling.gain(unit_class, name)) for name in codecs)
     return ClassRisk(
         kind=unit_class.kind,
         first_layer=unit_class.first_layer,
         last_layer=unit_class.last_layer,
         units=len(unit_class.units),
-        gains={name: statistics.fmean(gains) for name, gains in samples if gains},
+        gains={name: gain for name, gain in gains if gain is not None},
         errors={
             name: statistics.fmean(e)
             for name in codecs

@@ -46,7 +46,7 @@ class _Capture(compat.CustomPartitionerFn):
         static = tuple(keywords.get("static_lifetime_input_indices") or ())
         outputs: int = keywords["num_fwd_outputs"]
         try:
-            if reason := unplannable(gm, joint_inputs, static, outputs):
+            if reason := unplannable(gm, joint_inputs, outputs):
                 raise RegionError(f"the update cannot be calibrated: {reason}")
             joint, _ = prepare(
                 gm, self._settings, num_forward_outputs=outputs, static_input_indices=static

@@ -39,6 +39,11 @@ class MeasuredBatch:
         self.squared_norm = _sum(g.float().square().sum() for g in self.reference.values())
 
     @property
+    def exposed(self) -> float:
+        """What squared gradient norms are in proportion to on average: squared exposure, where it is known."""
+        return 1.0 if self.weights is None else self.weights.total
+
+    @property
     def dtype(self) -> torch.dtype:
         """The gradient's; that of the first parameter where they differ."""
         return next(iter(self.reference.values())).dtype

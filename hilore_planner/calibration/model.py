@@ -16,6 +16,8 @@ from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import Solution
 
 _CODEC = "compress:"
+_LEAST = 1e-12
+"""Risk of a copy that loses something but that backward does not read: at none, what is made from it would be exact."""
 _ALIKE = 1e-9
 """Relative difference that is summation's."""
 
@@ -39,7 +41,8 @@ class CalibratedRisk:
 
     def risk(self, unit: RecoveryUnit, codec: str) -> float:
         """Risk of keeping ``unit`` by ``codec``."""
-        return self.profile.margin * self._mean(self._kept(unit, codec))
+        risk = self.profile.margin * self._mean(self._kept(unit, codec))
+        return risk if codec_named(codec).is_lossless else max(risk, _LEAST)
 
     def inexact_risk(self, unit: RecoveryUnit, codecs: Sequence[str]) -> float:
         """What recomputing ``unit`` from values kept by the worst of ``codecs`` adds."""

@@ -22,11 +22,13 @@ class SequenceWeights:
         weights: (S,), their mean over rows is one.
         rows: (S,), rows of each sequence.
         is_packed: whether activations have the sequences' rows end to end.
+        total: squared exposure summed over all rows.
     """
 
     weights: Tensor
     rows: Tensor
     is_packed: bool
+    total: float
 
     @classmethod
     def of(cls, exposure: Exposure) -> Self:
@@ -35,7 +37,7 @@ class SequenceWeights:
         squares = exposure.sequence_squares.double()
         mean = squares.sum() / rows.sum()
         weights = squares / rows.clamp(min=1) / mean if mean > 0 else torch.ones_like(squares)
-        return cls(weights, rows, exposure.cu_seqlens is not None)
+        return cls(weights, rows, exposure.cu_seqlens is not None, float(squares.sum()))
 
     @property
     def shares(self) -> list[float]:

@@ -21,6 +21,21 @@ _TRIALS = 2
 """Random placements tried on each batch."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A placement that was measured.
+
+    Attributes:
+        share: squared relative error of the gradient.
+        squared_norm, exposed: of its batch: squared norm of the gradient, and squared exposure.
+    """
+
+    placement: dict[str, str]
+    share: float
+    squared_norm: float
+    exposed: float
+
+
 @dataclass(slots=True)
 class Sampling:
     """What was measured so far."""
@@ -37,10 +52,13 @@ class Sampling:
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     errors: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     """By unit and codec."""
-    samples: dict[tuple[int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Gains, by identity of the class and codec."""
-    trials: list[tuple[dict[str, str], float]] = field(default_factory=list)
-    """Placements and their squared relative errors."""
+    samples: dict[tuple[int, str], list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Squared error of the gradient, and squared exposure times the units' errors; by class's identity and codec."""
+    trials: list[Trial] = field(default_factory=list)
+    norms: list[tuple[float, float]] = field(default_factory=list)
+    """Squared norm of the gradient and squared exposure, by batch."""
     shares: list[list[float]] = field(default_factory=list)
     """Of each batch's squared exposure."""
     batches: int = 0
@@ -73,8 +91,19 @@ class Sampling:
         )
 
     def add(self, batch: MeasuredBatch, *, is_perturbed: bool) -> None:
-        """Measure on one more batch: each class alone if ``is_perturbed``, and random placements."""
+        """Measure on one more batch: each class alone if ``is_perturbed``, and random placements.
+
+        Raises:
+            OptionError: the batch has no gradient, or one that its exposure says it has not.
+        """
+        if not batch.squared_norm or not batch.exposed:
+            raise OptionError(
+                f"batch {self.batches + 1} has a squared gradient norm of {batch.squared_norm:g} and a squared "
+                f"exposure of {batch.exposed:g}; accepted: batches with a gradient, and the exposure of their "
+                "final coefficients"
+            )
         self.batches += 1
+        self.norms.append((batch.squared_norm, batch.exposed))
         if batch.weights is not None:
             self.shares.append(batch.weights.shares)
         self._shares.clear()
@@ -121,7 +150,7 @@ class Sampling:
         if units:
             error = sum(self.errors[name, codec][-1] for name in units)
             share = self._share(batch, codec, units)
-            self.samples[id(unit_class), codec].append(share / error if error else 0.0)
+            self._sample(batch, unit_class, codec, share, error)
 
     def _sample_rebuilt(self, batch: MeasuredBatch, unit_class: UnitClass, codec: str) -> None:
         """What making units again adds to the effect of their sources' own smaller copies."""
@@ -131,7 +160,26 @@ class Sampling:
         if error:
             alone = self._share(batch, codec, of)
             together = self._share(batch, codec, of, (unit.name for unit in units))
-            self.samples[id(unit_class), codec].append(max(0.0, together - alone) / error)
+            self._sample(batch, unit_class, codec, max(0.0, together - alone), error)
+
+    def _sample(
+        self, batch: MeasuredBatch, unit_class: UnitClass, codec: str, share: float, error: float
+    ) -> None:
+        found = (share * batch.squared_norm, error * batch.exposed)
+        self.samples[id(unit_class), codec].append(found)
+
+    def gain(self, unit_class: UnitClass, codec: str) -> float | None:
+        """Squared relative error of a typical gradient over the units' summed errors; None if not measured."""
+        samples = self.samples.get((id(unit_class), codec))
+        if not samples:
+            return None
+        moved, errors = (sum(column) for column in zip(*samples, strict=True))
+        return moved / errors / self.typical_norm if errors else 0.0
+
+    @property
+    def typical_norm(self) -> float:
+        """Squared norm of the gradient for each unit of squared exposure, over all batches."""
+        return sum(norm for norm, _ in self.norms) / sum(exposed for _, exposed in self.norms)
 
     def source_error(self, unit: RecoveryUnit, codec: str) -> float:
         """Mean squared error of what a unit is made from, in the last batch that was perturbed."""
@@ -148,7 +196,8 @@ class Sampling:
         kept = [name for name, action in placement.items() if action.startswith("compress:")]
         makers = self.interpreter.makers
         rebuilt = [name for name, do in placement.items() if do == "recompute" and name in makers]
-        self.trials.append((placement, self._share(batch, codec, kept, rebuilt)))
+        share = self._share(batch, codec, kept, rebuilt)
+        self.trials.append(Trial(placement, share, batch.squared_norm, batch.exposed))
 
     def _random_placement(self, codec: str) -> dict[str, str]:
         """An action for each kind of unit: one of those open to it, keeping it by ``codec`` among them."""

@@ -1,0 +1,167 @@
+"""The plans whose gradient error the risk benchmark predicts and measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from hilore_planner.bench.risk.allocate import allocate, forms_of, with_placement
+from hilore_planner.bench.risk.task import exposure_of
+from hilore_planner.bench.risk.worker import PROFILE, Subject
+from hilore_planner.calibration.capture import CapturedUpdate
+from hilore_planner.calibration.interpret import Change, JointInterpreter
+from hilore_planner.calibration.measure import MeasuredBatch
+from hilore_planner.calibration.model import CalibratedRisk
+from hilore_planner.calibration.profile import RiskProfile
+from hilore_planner.calibration.rows import SequenceWeights
+from hilore_planner.errors import InfeasibleError
+from hilore_planner.offline.planner import Request, trace
+from hilore_planner.partitioner import CutSettings
+from hilore_planner.passes.schedule import build_schedule
+from hilore_planner.passes.units import build_units
+from hilore_planner.plan import PlacementPlan
+
+CODECS = ("int8", "fp8_e4m3", "int6", "int4")
+_LARGEST = 0.9
+"""Budget under which every codec is offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan in a file, and what is predicted of it."""
+
+    variant: str
+    path: Path
+    profile: Path
+    codecs: tuple[str, ...]
+    predicted: float
+    plan: PlacementPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Makes plans of one update for the microbatches that its profile describes."""
+
+    subject: Subject
+    folder: Path
+    profile: RiskProfile
+    profile_path: Path
+    codecs: tuple[str, ...]
+    roomy: PlacementPlan
+    """Everything stored."""
+    model: CalibratedRisk
+
+    @classmethod
+    def of(cls, subject: Subject, folder: Path, *, one_winner: bool = False) -> Candidates:
+        """For usual microbatches, or for those with one winner in each group, whose tiers are offered then."""
+        profile = RiskProfile.load(folder / PROFILE)
+        path, codecs = folder / PROFILE, list(CODECS)
+        batch = subject.batch(1, one_winner=one_winner)
+        if one_winner:
+            shares = SequenceWeights.of(exposure_of(*batch)).shares
+            profile = msgspec.structs.replace(profile, shares=tuple(shares))
+            path, codecs = folder / "one-winner.json", [*CODECS, *tiers_of(subject)]
+            profile.save(path)
+        request = Request.parse(
+            device=None,
+            optimizer=None,
+            gradient_error=_LARGEST,
+            exposure=profile,
+            codecs=codecs,
+            head="off",
+        )
+        traced = trace(request, subject.update, *batch)
+        graph = build_units(traced.joint, build_schedule(traced.joint))
+        model = CalibratedRisk(profile, graph)
+        return cls(subject, folder, profile, path, tuple(codecs), traced.plan(), model)
+
+    def cap_bytes(self) -> int:
+        """A cap that storing everything does not fit: ``room`` of the way there from the smallest exact plan's."""
+        fixed = min(position.fixed_bytes for position in self.roomy.problem.positions)
+        try:
+            least = self.roomy.solve(memory_cap=fixed, gradient_error=0.0).solution.peak_bytes
+        except InfeasibleError as error:
+            least = error.smallest_feasible_cap_bytes or fixed
+        most = self.roomy.solution.peak_bytes
+        return least + int(self.subject.setting.room * (most - least))
+
+    def at(self, gradient_error: float, cap_bytes: int) -> Candidate:
+        """The solver's plan for an error budget and a cap."""
+        plan = self.roomy.solve(memory_cap=cap_bytes, gradient_error=gradient_error)
+        return self.kept(f"gradient error {gradient_error:g}", plan)
+
+    def given(self, variant: str, compressed: dict[str, str]) -> Candidate:
+        """Everything stored but for some units."""
+        placement = {**self.roomy.solution.placement, **compressed}
+        return self.kept(variant, with_placement(self.roomy, placement))
+
+    def kept(self, variant: str, plan: PlacementPlan) -> Candidate:
+        """The plan in a file of its own."""
+        path = self.folder / f"{variant.replace(' ', '-')}.json"
+        plan.save(path)
+        predicted = math.sqrt(self.model.typical(plan.solution.placement))
+        return Candidate(variant, path, self.profile_path, self.codecs, predicted, plan)
+
+    def split(
+        self, names: Iterable[str], codecs: Sequence[str], budget_bytes: int
+    ) -> dict[str, str]:
+        """The best codecs for some units within a budget."""
+        return allocate(forms_of(self.roomy, list(names), codecs), budget_bytes)
+
+    def offered(self, codec: str) -> list[str]:
+        """Units that backward reads and that may be kept by ``codec``."""
+        units = self.roomy.problem.units
+        return [u.name for u in units if u.read_at and any(f.codec == codec for f in u.codecs)]
+
+    def bytes_of(self, names: Iterable[str], codec: str) -> int:
+        """What copies of some units take."""
+        wanted = set(names)
+        forms = (f for u in self.roomy.problem.units if u.name in wanted for f in u.codecs)
+        return sum(form.kept_bytes for form in forms if form.codec == codec)
+
+
+def tiers_of(subject: Subject) -> tuple[str, ...]:
+    """Splits between the winners, which stand first, and the rest."""
+    setting = subject.setting
+    rows = f"{setting.groups}/{setting.sequences}x{setting.prompt + setting.response - 1}"
+    finer = (
+        ("store", "int8"),
+        ("store", "int6"),
+        ("int8", "int6"),
+        ("int8", "int4"),
+        ("int6", "int4"),
+    )
+    return tuple(f"{first}[:{rows}]+{rest}" for first, rest in finer)
+
+
+def papers_units(names: Iterable[str]) -> list[str]:
+    """One MLP tensor of each layer: what the down-projection reads."""
+    return [name for name in names if name.endswith(".mlp:mul")]
+
+
+def unscaled_e4m3(value: Tensor) -> Tensor:
+    """The paper's codec: a plain cast, values beyond its range at its end."""
+    return value.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).to(value.dtype)
+
+
+def papers_errors(
+    subject: Subject, seeds: Sequence[int], *, one_winner: bool
+) -> tuple[list[float], list[float]]:
+    """Relative gradient errors of the paper's rule, op by op as no plan can hold its codec, and squared norms."""
+    captured = CapturedUpdate(subject.update, CutSettings(head="off"))
+    errors, norms = [], []
+    for seed in seeds:
+        inputs = captured.inputs(subject.batch(seed, one_winner=one_winner))
+        measured = MeasuredBatch(JointInterpreter.of(captured.graph), inputs, None)
+        changes: dict[str, Change] = dict.fromkeys(
+            papers_units(captured.graph.units), unscaled_e4m3
+        )
+        errors.append(math.sqrt(measured.share(changes)))
+        norms.append(measured.squared_norm)
+    return errors, norms

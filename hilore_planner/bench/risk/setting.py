@@ -1,0 +1,93 @@
+"""What the risk benchmark trains, calibrates and measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hilore_planner.errors import OptionError
+
+GROUP = 8
+"""Responses to one prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class RiskSetting:
+    """A small language model, its task, and how much is measured.
+
+    Attributes:
+        shape: of the model, as transformers names it.
+        groups: of eight responses in a microbatch.
+        train_steps: updates on the synthetic task before anything is measured.
+        calibration_batches: given to ``hilore.calibrate``; each class is made inexact alone on ``perturbed_batches``.
+        held_out: microbatches that no calibration saw, for the plan of the budget 0.015.
+        budgets: gradient errors that plans are solved for.
+        room: of the memory between the smallest feasible cap and everything stored, what plans get.
+    """
+
+    name: str
+    shape: dict[str, Any]
+    vocabulary: int
+    groups: int
+    prompt: int
+    response: int
+    train_steps: int
+    calibration_batches: int
+    perturbed_batches: int
+    held_out: int
+    budgets: tuple[float, ...]
+    room: float = 0.3
+    dtype: str = "float32"
+    seed: int = 0
+
+    @property
+    def sequences(self) -> int:
+        """In one microbatch."""
+        return GROUP * self.groups
+
+
+def _shape(hidden: int, feed_forward: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": feed_forward,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "tie_word_embeddings": True,
+    }
+
+
+_BUDGETS = (0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
+
+RISK_SETTINGS = {
+    setting.name: setting
+    for setting in (
+        RiskSetting(
+            *("tiny", _shape(128, 384, 2, 4), 128, 1, 16, 48),
+            train_steps=60,
+            calibration_batches=4,
+            perturbed_batches=2,
+            held_out=4,
+            budgets=(0.004, 0.015),
+        ),
+        RiskSetting(
+            *("trained", _shape(512, 2048, 6, 8), 2048, 2, 64, 448),
+            train_steps=1500,
+            calibration_batches=12,
+            perturbed_batches=3,
+            held_out=52,
+            budgets=_BUDGETS,
+        ),
+    )
+}
+
+
+def risk_setting_named(name: str) -> RiskSetting:
+    """The setting called ``name``.
+
+    Raises:
+        OptionError: there is none; the message lists those there are.
+    """
+    if name not in RISK_SETTINGS:
+        raise OptionError(f"unknown setting {name!r}; accepted: {', '.join(RISK_SETTINGS)}")
+    return RISK_SETTINGS[name]

@@ -1,0 +1,113 @@
+"""A language model that has learned something, and GRPO microbatches of it.
+
+Task: a response repeats its prompt over and over, and about a tenth of its tokens are noise. A model that predicts it
+attends over the sequence, and is sure of some tokens and surprised by others, like a policy in training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hilore_planner.bench.risk.setting import GROUP, RiskSetting
+from hilore_planner.grpo.actor import DAPO, Batch, build_qwen2
+from hilore_planner.grpo.batch import LossBatch
+from hilore_planner.grpo.exposure import Exposure, exposure
+from hilore_planner.grpo.head import log_probs
+
+_NOISE = 0.1
+_TRAINED_SEQUENCES = 16
+_LEARNING_RATE = 1e-3
+
+
+def new_model(setting: RiskSetting, device: torch.device) -> Any:
+    """With random weights."""
+    dtype: torch.dtype = getattr(torch, setting.dtype)
+    return build_qwen2(
+        dtype=dtype,
+        device=device,
+        seed=setting.seed,
+        vocab_size=setting.vocabulary,
+        **setting.shape,
+    )
+
+
+def train(model: Any, setting: RiskSetting, device: torch.device) -> float:
+    """Train on the task; returns the mean loss of the last tenth of the steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.95))
+    warm = max(setting.train_steps // 10, 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / warm)
+    )
+    losses = []
+    for step in range(setting.train_steps):
+        ids = _sequences(setting, _TRAINED_SEQUENCES, seed=1_000_000 + step, device=device)
+        loss = -_log_probs(model, ids, setting.prompt).mean()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+    return float(torch.stack(losses[-warm:]).mean())
+
+
+def microbatch(
+    model: Any, setting: RiskSetting, seed: int, device: torch.device, *, one_winner: bool = False
+) -> Batch:
+    """Responses of ``groups`` prompts with group-normalised advantages, the most exposed sequences first.
+
+    A reward is the share of response tokens that are right; with ``one_winner`` only the best of a group gets one.
+    """
+    ids = _sequences(setting, setting.sequences, seed=seed, device=device, group=GROUP)
+    right = _truth(ids, setting) == ids[:, setting.prompt :]
+    rewards = right.float().mean(1).view(-1, GROUP)
+    if one_winner:
+        rewards = (torch.arange(GROUP, device=device) == rewards.argmax(1, keepdim=True)).float()
+    spread = rewards.std(1, keepdim=True) + 1e-4
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / spread).flatten()
+    order = advantages.abs().argsort(descending=True)
+    ids = ids[order]
+    with torch.no_grad():
+        old = _log_probs(model, ids, setting.prompt)
+    return Batch(ids, old, advantages[order], torch.ones_like(old))
+
+
+def exposure_of(ids: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Exposure:
+    """Of a microbatch, on the CPU."""
+    numbers = LossBatch(
+        advantages=advantages.cpu(), mask=mask.cpu(), old_log_probs=old_log_probs.cpu()
+    )
+    return exposure(DAPO, numbers)
+
+
+def _log_probs(model: Any, ids: Tensor, prompt: int) -> Tensor:
+    """Of the response tokens, (B, R)."""
+    hidden = model.model(
+        input_ids=ids[:, :-1], attention_mask={"full_attention": None}, use_cache=False
+    ).last_hidden_state[:, prompt - 1 :]
+    return log_probs(hidden, model.lm_head.weight, ids[:, prompt:])
+
+
+def _sequences(
+    setting: RiskSetting, count: int, *, seed: int, device: torch.device, group: int = 1
+) -> Tensor:
+    """Prompts, each ``group`` times, with responses: (count, P + R)."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    prompts = torch.randint(
+        setting.vocabulary, (count // group, setting.prompt), generator=generator
+    ).repeat_interleave(group, 0)
+    responses = _truth(prompts, setting)
+    noise = torch.randint(setting.vocabulary, responses.shape, generator=generator)
+    # Responses differ in how much is wrong, so that rewards within a group differ.
+    level = _NOISE * 2 * torch.rand((count, 1), generator=generator)
+    is_noise = torch.rand(responses.shape, generator=generator) < level
+    return torch.cat([prompts, torch.where(is_noise, noise, responses)], 1).to(device)
+
+
+def _truth(prompts: Tensor, setting: RiskSetting) -> Tensor:
+    """The response without noise, (B, R)."""
+    place = torch.arange(setting.response, device=prompts.device)
+    return prompts[:, place % setting.prompt]

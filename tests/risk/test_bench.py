@@ -1,0 +1,99 @@
+"""The parts of the risk benchmark; the whole of it is `hilore bench risk --setting tiny --device cpu`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hilore_planner.bench.risk.allocate import Form, allocate
+from hilore_planner.bench.risk.plans import unscaled_e4m3
+from hilore_planner.bench.risk.run import summary
+from hilore_planner.bench.risk.setting import risk_setting_named
+from hilore_planner.bench.risk.task import exposure_of, microbatch, new_model, train
+from hilore_planner.errors import OptionError
+
+CPU = torch.device("cpu")
+SHORT = replace(risk_setting_named("tiny"), train_steps=3)
+
+ladders = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 0.9)), min_size=1, max_size=3).map(
+    lambda steps: _ladder(steps)
+)
+
+
+def _ladder(steps: Sequence[tuple[int, float]]) -> list[Form]:
+    """Ever larger and ever better, each step paying less than the last."""
+    size, risk, drop = 1, 1.0, 1.0
+    forms = [Form("0", size, risk)]
+    for index, (more, factor) in enumerate(steps):
+        drop *= factor
+        size, risk = size + more, risk - more * drop * 0.01
+        forms.append(Form(str(index + 1), size, risk))
+    return forms
+
+
+@given(units=st.dictionaries(st.text(), ladders, min_size=1, max_size=3), room=st.integers(0, 20))
+def test_allocation_is_the_best_but_for_one_step(
+    units: Mapping[str, Sequence[Form]], room: int
+) -> None:
+    least = sum(forms[0].kept_bytes for forms in units.values())
+    chosen = allocate(units, least + room)
+    picked = [forms[int(chosen[name])] for name, forms in units.items()]
+    assert sum(form.kept_bytes for form in picked) <= least + room
+    best = min(
+        sum(form.risk for form in forms)
+        for forms in itertools.product(*units.values())
+        if sum(form.kept_bytes for form in forms) <= least + room
+    )
+    largest = max(
+        (a.risk - b.risk for forms in units.values() for a, b in itertools.pairwise(forms)),
+        default=0.0,
+    )
+    assert sum(form.risk for form in picked) <= best + largest + 1e-9
+
+
+def test_microbatches_stand_in_order_of_exposure() -> None:
+    model = new_model(SHORT, CPU)
+    assert train(model, SHORT, CPU) > 0
+    for one_winner in (False, True):
+        batch = microbatch(model, SHORT, 7, CPU, one_winner=one_winner)
+        found = exposure_of(*batch).sequence_squares
+        advantages = batch.advantages.abs()
+        assert bool((advantages.diff() <= 0).all())
+        assert float(batch.advantages.sum()) == pytest.approx(0.0, abs=1e-5)
+        assert bool(torch.isfinite(found).all())
+    assert batch.advantages.tolist() == pytest.approx([2.4749 * 0.9997, *[-0.3535] * 7], rel=1e-3)
+    again = microbatch(model, SHORT, 7, CPU, one_winner=True)
+    assert torch.equal(again.ids, batch.ids)
+
+
+def test_the_papers_cast_has_no_scale() -> None:
+    value = torch.tensor([1e-4, 1.0, 1e3])
+    assert unscaled_e4m3(value).tolist() == [0.0, 1.0, 448.0]
+
+
+def test_the_summary_counts_microbatches_in_budget() -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "variant": "held out",
+            "predicted_gradient_error": 0.01,
+            "measured_gradient_error": 0.012,
+            "measured_gradient_errors": [0.01, 0.02],
+        },
+        {"variant": "policy update", "error": "it failed"},
+    ]
+    assert summary(rows) == [
+        "held out: measured / predicted 0.01200 / 0.01000 = 1.20",
+        "held out: 1 of 2 microbatches within 0.015",
+    ]
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(OptionError, match="unknown setting 'large'; accepted: tiny, trained"):
+        risk_setting_named("large")
