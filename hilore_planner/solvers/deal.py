@@ -23,7 +23,7 @@ def dealt(folded: Folded, values: Sequence[float]) -> Iterator[dict[str, str]]:
         first: {action: round(values[column]) for action, column in actions.items()}
         for first, actions in enumerate(folded.program.variables.actions)
     }
-    for rank in _RANKS:
+    for rank in _RANKS if any(structure.tainted) else _RANKS[:1]:
         for is_reversed in (False, True):
             table = _Table(structure)
             for first, members in folded.members.items():

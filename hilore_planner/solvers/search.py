@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from hilore_planner.solvers.candidate import Candidate, candidate
@@ -161,13 +162,23 @@ class LeastPeak:
 
 
 def start_refinement(structure: Structure) -> Refinement:
-    """Peak rows where backward starts and where fixed bytes are highest."""
-    positions = structure.problem.positions
+    """Peak rows where backward starts, where fixed bytes are highest, and where all bytes would be.
+
+    The last is the peak of storing everything: of most placements, too, as long as much is stored.
+    """
+    problem = structure.problem
     refinement = Refinement()
-    if positions:
-        fixed = [position.fixed_bytes for position in positions]
+    if problem.positions:
+        fixed = [position.fixed_bytes for position in problem.positions]
+        steps = [0] * (len(fixed) + 1)
+        for u, unit in enumerate(problem.units):
+            if unit.can_store and structure.needed(u):
+                steps[min(unit.released_at + 1, problem.first_backward)] += unit.kept_bytes
+                steps[structure.surely_last[u] + 1] -= unit.kept_bytes
+        stored = [size + moving for size, moving in zip(fixed, accumulate(steps), strict=False)]
         refinement.add_peak(fixed.index(max(fixed)))
-        refinement.add_peak(min(structure.problem.first_backward, len(positions) - 1))
+        refinement.add_peak(stored.index(max(stored)))
+        refinement.add_peak(min(problem.first_backward, len(fixed) - 1))
     return refinement
 
 
