@@ -21,6 +21,7 @@ from hilore_planner.render.output import emit
 from hilore_planner.render.show import show as render_plan
 from hilore_planner.render.sweep import sweep as render_sweep
 from hilore_planner.sizes import parse_range
+from hilore_planner.verify_command import verify_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,6 +44,7 @@ SolverSeconds = Annotated[
 
 app.add_typer(bench_app, name="bench")
 app.command("plan")(plan_command)
+app.command("verify")(verify_command)
 
 
 @app.callback()

@@ -140,8 +140,7 @@ class PolicyUpdate:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) if self._folder is None else self._folder
             folder.mkdir(parents=True, exist_ok=True)
-            budgets = [0.0, *(factor * self._budget for factor in _LEVELS if self._budget)]
-            found = [self._level(budget, folder, batch) for budget in budgets]
+            found = [self._level(budget, folder, batch) for budget in budgets(self._budget)]
         distinct = {
             str(sorted(level.plan.solution.placement.items())): level for level in reversed(found)
         }
@@ -198,7 +197,7 @@ class PolicyUpdate:
         return [square / total for square in found] if total else [1 / len(found)] * len(found)
 
     def _level(self, budget: float, folder: Path, batch: Sequence[Any]) -> Level:
-        path = folder / f"gradient-error-{budget:g}.json"
+        path = plan_path(folder, budget)
         options: dict[str, Any] = {
             **self._options,
             "gradient_error": budget,
@@ -224,6 +223,16 @@ class PolicyUpdate:
             choice.predicted_gradient_error,
             choice.reason,
         )
+
+
+def budgets(gradient_error: float) -> tuple[float, ...]:
+    """What the plans of a table are solved for: nothing first."""
+    return (0.0, *(factor * gradient_error for factor in _LEVELS if gradient_error))
+
+
+def plan_path(folder: Path, budget: float) -> Path:
+    """Where the table in ``folder`` keeps the plan for a budget."""
+    return folder / f"gradient-error-{budget:g}.json"
 
 
 def _own_code(update: Callable[..., Any], budget: float) -> Callable[..., Any]:

@@ -142,7 +142,7 @@ def head(
 def risk(
     setting: Annotated[str, typer.Option(help="trained, or tiny for a trial run.")] = "trained",
     device: Device = "cuda",
-    side_by_side: SideBySide = 8,
+    side_by_side: SideBySide = 9,
     output: Output = Path("docs/results/risk.json"),
 ) -> None:
     """Predicted against measured gradient error, on a model trained for the purpose."""
@@ -195,3 +195,22 @@ def solver(
     rows = bench_solver(model or MODELS, plans, caps=caps, relative_gap=relative_gap)
     write_record(output, rows, device="cpu")
     print("\n".join(summary(rows)))
+
+
+@app.command()
+def calibrate(
+    setting: Annotated[str, typer.Option(help="NAME, or NAME:LAYERS for fewer layers.")] = (
+        "qwen2.5-1.5b"
+    ),
+    batches: Annotated[int, typer.Option(min=1, help="Microbatches to calibrate on.")] = 8,
+    device: Device = "cuda",
+    output: Output = Path("docs/results/calibrate.json"),
+) -> None:
+    """How long a calibration takes, and how far risks add up; random weights."""
+    from hilore_planner.bench.calibrate import bench_calibrate
+    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.setting import setting_named
+
+    row = bench_calibrate(setting_named(setting), batches=batches, device=device)
+    write_record(output, [row], device=device)
+    print(f"{row['setting']}: {row['seconds']} s, {row['classes']} classes, margin {row['margin']}")

@@ -108,8 +108,8 @@ class Sampling:
             self.shares.append(batch.weights.shares)
         self._shares.clear()
         if is_perturbed:
-            passes = len(self.kept) * len(self.probes) + 2 * len(self.rebuilt)
-            self.steps.more(passes)
+            kept, rebuilt = (sum(map(_is_read, of)) for of in (self.kept, self.rebuilt))
+            self.steps.more(kept * len(self.probes) + 2 * rebuilt)
             self._measure_errors(batch)
             for unit_class in self.kept:
                 for codec in self.probes:
@@ -149,7 +149,7 @@ class Sampling:
         units = [unit.name for unit in unit_class.units if (unit.name, codec) in self.errors]
         if units:
             error = sum(self.errors[name, codec][-1] for name in units)
-            share = self._share(batch, codec, units)
+            share = self._share(batch, codec, units) if _is_read(unit_class) else 0.0
             self._sample(batch, unit_class, codec, share, error)
 
     def _sample_rebuilt(self, batch: MeasuredBatch, unit_class: UnitClass, codec: str) -> None:
@@ -157,10 +157,13 @@ class Sampling:
         of = {source.name for unit in unit_class.units for source in self._sources(unit, codec)}
         units = [unit for unit in unit_class.units if unit.name not in of]
         error = sum(self.source_error(unit, codec) for unit in units)
-        if error:
+        if not error:
+            return
+        added = 0.0
+        if _is_read(unit_class):
             alone = self._share(batch, codec, of)
-            together = self._share(batch, codec, of, (unit.name for unit in units))
-            self._sample(batch, unit_class, codec, max(0.0, together - alone), error)
+            added = max(0.0, self._share(batch, codec, of, (u.name for u in units)) - alone)
+        self._sample(batch, unit_class, codec, added, error)
 
     def _sample(
         self, batch: MeasuredBatch, unit_class: UnitClass, codec: str, share: float, error: float
@@ -214,6 +217,11 @@ class Sampling:
                 actions[kind] = self.draw.choice([*open_to, "store"])
             placement[name] = actions[kind] if actions[kind] in open_to else "store"
         return placement
+
+
+def _is_read(unit_class: UnitClass) -> bool:
+    """Whether backward reads the units; others matter only through what is made again from them."""
+    return any(unit.readers for unit in unit_class.units)
 
 
 def plain_codecs(names: Iterable[str]) -> tuple[str, ...]:

@@ -11,8 +11,10 @@ import torch
 
 from hilore_planner.errors import RegionError
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.verification import options_of, verify
+from hilore_planner.verification import GradientMatch, Verification, options_of, verify
+from hilore_planner.verify_command import lines, record
 from tests.backend.models import Dropped, Noisy, batch
+from tests.plan_cases import toy_plan
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,20 @@ def test_a_compressed_plan_is_compared_module_by_module(tmp_path: Path) -> None:
     assert PlacementPlan.load(plan).measured.gradient_error == found.total.relative_error
     assert weight.grad is kept
     assert options_of(plan) == {**options, "reserved": 0}
+
+
+def test_the_command_prints_what_was_found() -> None:
+    plan = toy_plan()
+    total = GradientMatch("", 0.0123, 0.99992, 1.0)
+    part = GradientMatch("model.layers.0.mlp", 0.02, 0.9998, 0.75)
+    found = Verification(total, (part,), 0.0, plan)
+    predicted = f"{plan.predicted_gradient_error:.3g}"
+    assert lines(found) == [
+        f"gradient error 0.0123, predicted {predicted}; cosine 0.999920; loss differs by 0.0e+00",
+        "   share      error     cosine  module",
+        "   75.0%       0.02   0.999800  model.layers.0.mlp",
+    ]
+    assert record(found)["measured_gradient_error"] == 0.0123
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo itself asks for it

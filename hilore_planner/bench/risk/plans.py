@@ -28,6 +28,7 @@ from hilore_planner.passes.units import build_units
 from hilore_planner.plan import PlacementPlan
 
 CODECS = ("int8", "fp8_e4m3", "int6", "int4")
+_SOLVER_SECONDS = 4.0
 _LARGEST = 0.9
 """Budget under which every codec is offered."""
 
@@ -93,7 +94,9 @@ class Candidates:
 
     def at(self, gradient_error: float, cap_bytes: int) -> Candidate:
         """The solver's plan for an error budget and a cap."""
-        plan = self.roomy.solve(memory_cap=cap_bytes, gradient_error=gradient_error)
+        plan = self.roomy.solve(
+            memory_cap=cap_bytes, gradient_error=gradient_error, solver_seconds=_SOLVER_SECONDS
+        )
         return self.kept(f"gradient error {gradient_error:g}", plan)
 
     def given(self, variant: str, compressed: dict[str, str]) -> Candidate:

@@ -28,6 +28,7 @@ from hilore_planner.bench.risk.worker import PROFILE, WEIGHTS, Subject
 from hilore_planner.bench.runner import Row
 from hilore_planner.bench.trial import wait
 from hilore_planner.calibration.calibrate import calibrate
+from hilore_planner.policy_update import budgets, plan_path
 
 BUDGET = 0.015
 """What the paper accepted."""
@@ -54,7 +55,8 @@ def bench_risk(setting: RiskSetting, *, device: str, side_by_side: int) -> list[
         usual = Candidates.of(subject, folder)
         winner = Candidates.of(subject, folder, one_winner=True)
         cap = usual.cap_bytes()
-        jobs = [*_ladder(usual, cap), *_held_out(usual, cap), *_tiers(winner)]
+        # The longest first.
+        jobs = [*_held_out(usual, cap), *_ladder(usual, cap), *_tiers(winner)]
         rows.append(_papers_rule(winner))
         threads = max(1, torch.get_num_threads() // side_by_side)
         common = {"folder": name, "setting": setting.name, "device": device, "threads": threads}
@@ -111,11 +113,15 @@ def _held_out(usual: Candidates, cap_bytes: int) -> Iterator[Job]:
     kept = usual.at(BUDGET, cap_bytes)
     held = _job(kept, seeds, gradient_error=BUDGET)
     yield Job(held.row | {"variant": "held out"}, held.message)
-    row = {"variant": "policy update", "gradient_error": BUDGET}
+    folder = usual.folder / "table"
+    folder.mkdir()
+    for budget in budgets(BUDGET):
+        usual.at(budget, cap_bytes).plan.save(plan_path(folder, budget))
+    row = {"variant": "policy update", "gradient_error": BUDGET, "cap_bytes": cap_bytes}
     message = {
         "kind": "policy",
         "gradient_error": BUDGET,
-        "cap_bytes": cap_bytes + cap_bytes // 4,
+        "plans": str(folder),
         "profile": str(usual.profile_path),
         "codecs": list(usual.codecs),
         "seeds": list(seeds),

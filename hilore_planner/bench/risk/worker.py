@@ -81,11 +81,11 @@ def measure_policy(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
         gradient_error=job["gradient_error"],
         exposure_of=lambda ids, *_: known[id(ids)],
         options={
-            "memory_cap": job["cap_bytes"],
             "exposure": job["profile"],
             "codecs": job["codecs"],
             "head": "off",
         },
+        folder=job["plans"],
     )
     policy.prepare(*batches[0])
     reader = PlannedUpdate(subject.update, {"head": "off"})

@@ -1,0 +1,64 @@
+"""``hilore bench calibrate``: what calibrating an update costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from hilore_planner.bench.risk.task import exposure_of
+from hilore_planner.bench.runner import Row
+from hilore_planner.bench.setting import Setting
+from hilore_planner.bench.trial import wait
+from hilore_planner.calibration.calibrate import calibrate
+from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
+
+
+def bench_calibrate(setting: Setting, *, batches: int, device: str) -> Row:
+    """Calibrate once, from the first trace to the profile; everything it does is counted."""
+    shape = dict(MODELS[setting.model])
+    if setting.layers is not None:
+        shape["num_hidden_layers"] = setting.layers
+    dtype: torch.dtype = getattr(torch, setting.dtype)
+    model = build_qwen2(dtype=dtype, device=device, seed=setting.seed, **shape)
+
+    def samples() -> Iterator[tuple[Tensor, ...]]:
+        for seed in range(batches):
+            yield tuple(
+                random_batch(
+                    sequences=setting.sequences,
+                    prompt=setting.prompt,
+                    response=setting.response,
+                    vocab_size=model.config.vocab_size,
+                    device=device,
+                    seed=seed,
+                )
+            )
+
+    target = torch.device(device)
+    if target.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(target)
+    wait(target)
+    start = time.perf_counter()
+    profile = calibrate(
+        actor_loss(model, prompt=setting.prompt),
+        samples(),
+        exposure=lambda batch: exposure_of(*batch),
+    )
+    wait(target)
+    return {
+        "setting": setting.name,
+        "seed": setting.seed,
+        "seconds": round(time.perf_counter() - start, 1),
+        "batches": batches,
+        "tokens": setting.tokens,
+        "classes": len(profile.kept) + len(profile.rebuilt),
+        "additivity": profile.additivity,
+        "margin": round(profile.margin, 3),
+        "trials": list(profile.trials),
+        "measured_peak_bytes": (
+            torch.cuda.max_memory_allocated(target) if target.type == "cuda" else None
+        ),
+    }
