@@ -14,6 +14,7 @@ from hilore_planner.errors import RegionError
 from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import source_line
 from hilore_planner.passes.emit import fake_mode_of
+from hilore_planner.passes.masks import hoist_masks
 from hilore_planner.passes.ops import op_name, tensor
 
 CheckpointTags = Literal["override", "respect", "error"]
@@ -102,6 +103,9 @@ def describe(
     compat.tag_forced_saves(gm)
     nodes = list(gm.graph.nodes)
     end = compat.forward_region_end(nodes)
+    if hoist_masks(nodes[: end + 1], nodes[end + 1 :]):
+        nodes = list(gm.graph.nodes)
+        end = compat.forward_region_end(nodes)
     forward_side = [node for node in nodes[: end + 1] if not compat.is_tangent(node)]
     epilogue = [node for node in nodes[end + 1 :] if compat.must_be_in_forward(node)]
     primals = tuple(node for node in forward_side if node.op == "placeholder")

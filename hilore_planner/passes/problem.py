@@ -9,7 +9,7 @@ from hilore_planner.passes.codecs import codec_for, is_wide_float
 from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.overwrite import fixed_bytes
-from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
+from hilore_planner.passes.risk import FIRST_ORDER, RiskModel, is_mask
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import CompressedForm, PlacementProblem, Position, Unit
 
@@ -57,7 +57,9 @@ def _unit(
         can_store=unit.can_store,
         can_recompute=unit.can_recompute,
         codecs=forms,
-        inexact_risk=risks.inexact_risk(unit, [form.codec for form in forms]),
+        inexact_risk=risks.inexact_risk(
+            unit, codecs if is_mask(unit) else [form.codec for form in forms]
+        ),
         kind=unit.origin.kind,
         layer=unit.origin.layer,
     )

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hilore_planner.passes.codecs import rounding_for
-from hilore_planner.solvers import solve
+from hilore_planner.solvers import replay, solve
 from tests.passes.joint import Traced, cut, trace_update
 from tests.passes.placements import place, prefer, problem_of
 
@@ -86,6 +86,47 @@ def test_an_exact_plan_keeps_masks_as_bits() -> None:
     assert "compress:bits" in kept
     assert solution.risk == 0
     _same(traced, cut(graph, solution.placement).run(traced)[1])
+
+
+class Signed(nn.Module):
+    """Three times linear and ReLU; a loss whose gradient has either sign, so that no mean hides an error."""
+
+    signs: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(3)])
+        self.register_buffer("signs", torch.randn(256, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        out: torch.Tensor = (x * self.signs).sum()
+        return out
+
+
+@pytest.mark.parametrize(
+    ("wanted", "least", "most"), [("recompute", 0.05, 1), ("compress:bits", 0, 0.02)]
+)
+def test_masks_of_values_of_less_precision_are_charged_for_elements_on_the_wrong_side(
+    wanted: str, least: float, most: float
+) -> None:
+    """Made from the int8 copy of ReLU's output, a mask has lost the small elements; kept in bits, it has not."""
+    traced = _traced(Signed, 256, 64)
+    graph = traced.units()
+    problem = problem_of(graph, codecs=["int8", "bits"])
+    masks = {u.name for u in problem.units if [f.codec for f in u.codecs] == ["bits"]}
+    assert masks == {"le", "le#2", "le#3"}
+    others = prefer("compress:int8", "store")
+    placement = place(problem, lambda unit: wanted if unit.name in masks else others(unit))
+    error = _error(traced, cut(traced.units(), placement).run(traced)[1])
+    assert least < error <= replay(problem, placement).risk ** 0.5 <= most
+
+
+def _error(traced: Traced, found: list[torch.Tensor | None]) -> float:
+    pairs = [(f, e) for f, e in zip(found, traced.expected[1], strict=True) if f is not None]
+    wrong = sum(float((f - e).double().square().sum()) for f, e in pairs)
+    return float((wrong / sum(float(e.double().square().sum()) for _, e in pairs)) ** 0.5)
 
 
 def test_sequences_that_do_not_reach_the_loss_need_not_be_kept() -> None:
