@@ -101,8 +101,8 @@ def test_times_and_bytes_of_smaller_copies() -> None:
     # 4096 values in groups of 64 (a row): 4096 codes and 64 fp32 scales.
     kept = 4096 + 64 * 4
     roundings: dict[str, tuple[int, Rounding]] = {
-        "mm": (U + 10, "stochastic"),  # backward multiplies it and does nothing else with it
-        "relu": (0, "nearest"),
+        "mm": (U + 10, "nearest"),
+        "relu": (0, "stochastic"),  # backward multiplies it and does nothing else with it
     }
     for name, (reads, rounding) in roundings.items():
         forms = {form.codec: form for form in units[name].codecs}
