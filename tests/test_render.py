@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from hilore_planner.advice import Advice
-from hilore_planner.errors import InfeasibleError
+from hilore_planner.errors import InfeasibleError, PlanFileError
 from hilore_planner.explain import explain
 from hilore_planner.head_plan import HeadPlan, HeadWay
 from hilore_planner.plan import Figures
+from hilore_planner.plan_check import check
 from hilore_planner.render import records, words
 from hilore_planner.render.diff import diff as render_diff
 from hilore_planner.render.explain import explain as render_explanation
@@ -197,6 +198,12 @@ def test_values_are_written_as_torch_writes_them() -> None:
     assert words.op("mm") == "mm"
     assert words.count(1, "unit") == "1 unit"
     assert words.share(1, 0) == "0.0%"
+
+
+def test_advice_of_less_than_nothing_is_refused() -> None:
+    advice = Advice("a mask", "", 1, -1, None, "none")
+    with pytest.raises(PlanFileError, match="advice 'a mask': a number in it is below 0"):
+        check(replace(toy_plan(), advice=(advice,)), "plan")
 
 
 def test_advice_is_shown_and_recorded() -> None:

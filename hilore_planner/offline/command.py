@@ -31,6 +31,9 @@ def plan_command(
         float, typer.Option(help="Relative error allowed in the gradient.")
     ] = 0.0,
     codecs: Codecs = None,
+    costs: Annotated[
+        str, typer.Option(help="roofline, or a cost file that was measured on such a device.")
+    ] = "roofline",
     points: Annotated[int, typer.Option(min=2, help="Caps on the frontier.")] = 6,
     solver_seconds: Annotated[
         float, typer.Option(min=0.001, help="Time limit of the solver, for each cap.")
@@ -42,8 +45,8 @@ def plan_command(
 ) -> None:
     """Plan a model's GRPO update for a device that need not be there.
 
-    Nothing is compiled, run or allocated. Times are estimated from the device's rates, and the peak is the planner's
-    estimate: no compiled code was checked.
+    Nothing is compiled, run or allocated. Times come from the device's rates, and the peak is the planner's estimate:
+    no compiled code was checked.
     """
     from hilore_planner.offline.study import study
     from hilore_planner.offline.workload import Workload
@@ -55,6 +58,7 @@ def plan_command(
         "memory_cap": memory_cap,
         "gradient_error": gradient_error,
         "head": int(head) if head.isdigit() else head,
+        "costs": costs,
         "solver_seconds": solver_seconds,
     }
     if codecs is not None:

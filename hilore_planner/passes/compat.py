@@ -256,7 +256,7 @@ def new_fake_mode() -> contextlib.AbstractContextManager[Any]:
 
 
 def trace_errors() -> tuple[type[Exception], ...]:
-    """What Dynamo raises where a program cannot be traced whole."""
-    from torch._dynamo.exc import TorchDynamoException
+    """What Dynamo raises where a program cannot be traced whole, or is wrong."""
+    from torch._dynamo.exc import TorchRuntimeError, Unsupported, UserError
 
-    return (TorchDynamoException,)
+    return (Unsupported, TorchRuntimeError, UserError)
