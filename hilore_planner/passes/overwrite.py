@@ -1,8 +1,8 @@
 """What is alive at each step whatever is decided, and which values a fused kernel writes its result over.
 
-Inductor writes a result over an input of the same size where the input is needed no more and nothing else reads it: one
-node of the kernel makes one buffer, and an input that two of them read stays. Inputs of the graph are never written
-over.
+Inductor writes a result over an input of the same size where the input is needed no more: one node of the kernel makes
+one buffer, and an input that two of them read stays, unless one comes before the other (the sums over a row, and what
+is made of the row with them) and both read it place by place. Inputs of the graph are never written over.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
 from torch.fx import Node
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import OpKind, is_reduction
 from hilore_planner.passes.schedule import Held, Schedule, held_values
+
+aten = torch.ops.aten
+_ELSEWHERE = frozenset(
+    {aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.embedding.default}
+)
+"""What reads at places that data says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +86,22 @@ def _in_step(
     taken: set[Node] = set()
     for ending in endings:
         readers = [node for node, tree in trees.items() if not tree.isdisjoint(ending.readers)]
-        over = made.get(readers[0]) if len(readers) == 1 else None
-        if over is None or readers[0] in taken or over.storage.bytes != ending.size_bytes:
+        last = _last(schedule, step, readers, ending) if readers else None
+        over = None if last is None else made.get(last)
+        if last is None or over is None or over.storage.bytes != ending.size_bytes:
             continue
-        taken.add(readers[0])
-        yield ending.key, over.storage.key
+        if last not in taken:
+            taken.add(last)
+            yield ending.key, over.storage.key
+
+
+def _last(schedule: Schedule, step: int, readers: Sequence[Node], ending: Ending) -> Node | None:
+    """The reader that comes after all others; None where there is none, or one reads at places of its own."""
+    last = readers[-1]
+    if len(readers) > 1 and any(node.target in _ELSEWHERE for node in ending.readers):
+        return None
+    behind = _within(last, set(schedule.steps[step]), schedule)
+    return last if behind.issuperset(readers[:-1]) else None
 
 
 def _trees(schedule: Schedule, step: int, made: Collection[Node]) -> dict[Node, set[Node]]:

@@ -50,6 +50,24 @@ def test_a_value_that_two_buffers_read_stays() -> None:
     assert fixed_bytes(joint, build_schedule(joint), 0)[:5] == expected
 
 
+@pytest.mark.parametrize(("is_gathered", "count"), [(False, 1), (True, 0)])
+def test_a_row_is_written_over_with_what_its_sum_makes_of_it(is_gathered: bool, count: int) -> None:
+    """a = x w, b = a - sum(a) or a - a[index], c = b w: the sum comes first, and reads each value in its place."""
+    hand = HandMade()
+    x, w = hand.input("primals_1", 64, 64), hand.input("primals_2", 64, 64)
+    tangent = hand.input("tangents_1", 64, 64)
+    a = hand.call(aten.mm.default, x, w)
+    rows = hand.call(aten.sum.dim_IntList, a, [1], True)
+    if is_gathered:
+        index = hand.call(aten.full.default, [64, 1], 3, dtype=torch.int64)
+        picked = hand.call(aten.gather.default, a, 1, index)
+        rows = hand.call(aten.add.Tensor, rows, picked)
+    b = hand.call(aten.sub.Tensor, a, rows)
+    c = hand.call(aten.mm.default, b, w)
+    g = hand.call(aten.mm.default, tangent, w, tag="is_backward")
+    assert _over(hand.joint([c], [g], parameters=[1])) == count
+
+
 @pytest.mark.parametrize(("op", "saved_bytes"), [("mul", U), ("mm", 0)])
 def test_a_product_is_written_over_what_backward_reads_last(op: str, saved_bytes: int) -> None:
     """Forward: a = x w, b = a w. Backward: g = dy w, k = a g, out = k g."""
