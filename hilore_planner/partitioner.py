@@ -79,7 +79,7 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         """Cut a joint graph; regions that cannot be planned go to torch's own partitioner, with the reason kept."""
         static = tuple(keywords.get("static_lifetime_input_indices") or ())
         outputs: int = keywords["num_fwd_outputs"]
-        self.unplanned_reason = unplannable(gm, joint_inputs, static, outputs)
+        self.unplanned_reason = unplannable(gm, joint_inputs, outputs)
         if self.unplanned_reason:
             return compat.default_partition(gm, joint_inputs, **keywords)
         start = time.perf_counter()
@@ -157,12 +157,11 @@ def crowded_nodes(planned: PlannedRegion) -> frozenset[str]:
 def unplannable(
     gm: torch.fx.GraphModule,
     joint_inputs: Sequence[object],
-    static_indices: tuple[int, ...],
     num_forward_outputs: int,
 ) -> str:
     """Why a region is left to torch's own partitioner; empty where it is planned."""
     if not joint_inputs:
         return "it is a nested region, planned with the graph that calls it"
-    if compat.backward_is_empty(gm, static_indices, num_forward_outputs):
+    if compat.backward_is_empty(gm, num_forward_outputs):
         return "its backward computes nothing"
     return ""

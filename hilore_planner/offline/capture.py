@@ -64,7 +64,7 @@ class _Capturer(compat.CustomPartitionerFn):
             return compat.default_partition(gm, joint_inputs, **keywords)
         static = tuple(keywords.get("static_lifetime_input_indices") or ())
         outputs: int = keywords["num_fwd_outputs"]
-        self.reason = unplannable(gm, joint_inputs, static, outputs)
+        self.reason = unplannable(gm, joint_inputs, outputs)
         if not self.reason:
             self.found = Capture(gm, outputs, static, self.inputs, self.region)
         raise _CapturedError

@@ -51,7 +51,6 @@ def cse(gm: torch.fx.GraphModule) -> None:
     """Remove dead code and merge equal subexpressions, in place."""
     gm.graph.eliminate_dead_code()
     gm.graph = _fx_graph_cse(gm.graph)
-    gm.recompile()
 
 
 def tag_forced_saves(gm: torch.fx.GraphModule) -> None:
@@ -92,12 +91,11 @@ def is_tangent(node: torch.fx.Node) -> bool:
     return bool(_partitioners._is_tangent(node))  # type: ignore[attr-defined]
 
 
-def backward_is_empty(
-    gm: torch.fx.GraphModule, static_input_indices: Sequence[int], num_forward_outputs: int
-) -> bool:
+def backward_is_empty(gm: torch.fx.GraphModule, num_forward_outputs: int) -> bool:
     """Whether nothing at all has to be computed in backward."""
-    info = _partitioners.classify_nodes(gm, list(static_input_indices), num_forward_outputs)
-    return not info.required_bw_nodes
+    outputs: Sequence[Any] = gm.graph.output_node().args[0]  # type: ignore[assignment]
+    has_gradients = any(out is not None for out in outputs[num_forward_outputs:])
+    return not has_gradients and not any(map(is_tangent, gm.graph.find_nodes(op="placeholder")))
 
 
 def default_partition(

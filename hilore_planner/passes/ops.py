@@ -169,9 +169,8 @@ def flops(node: Node) -> int:
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in flop_registry:
         return 0
-    args = torch.fx.map_arg(node.args, _concrete)
-    kwargs = torch.fx.map_arg(node.kwargs, _concrete)
-    return int(flop_registry[packet](*args, **kwargs, out_val=_concrete(node)))
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _shape)
+    return int(flop_registry[packet](*args, **kwargs, out_val=_shape(node)))
 
 
 def _attention_flops(node: Node) -> int:
@@ -194,16 +193,8 @@ def _attention_flops(node: Node) -> int:
     return 2 * products * batch * heads * pairs * width
 
 
-def _concrete(node: Node) -> Any:
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        shape = [compat.hint(size) for size in value.shape]
-        return torch.empty(shape, dtype=value.dtype, device="meta")
-    if isinstance(value, (tuple, list)):
-        return tuple(
-            torch.empty([compat.hint(s) for s in v.shape], dtype=v.dtype, device="meta")
-            if isinstance(v, torch.Tensor)
-            else v
-            for v in value
-        )
-    return value
+def _shape(node: Node) -> Any:
+    """What torch's formulas take in place of a tensor: its sizes, symbolic ones at their hints."""
+    return torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda value: tuple(map(compat.hint, value.shape)), node.meta.get("val")
+    )

@@ -61,7 +61,6 @@ class Rewriter:
                 node.args = torch.fx.map_arg(node.args, lambda arg: self._twin(arg, scope))  # noqa: B023
                 node.kwargs = torch.fx.map_arg(node.kwargs, lambda arg: self._twin(arg, scope))  # noqa: B023
         self._save_direct_outputs()
-        joint.gm.recompile()
         return self.saved
 
     def _unit(self, node: Node) -> RecoveryUnit | None:
