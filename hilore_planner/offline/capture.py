@@ -47,6 +47,8 @@ class _CapturedError(Exception):
 class _Capturer(compat.CustomPartitionerFn):
     """Takes a joint graph from Inductor and ends its work there."""
 
+    attention: AttentionKernel
+    patches: dict[str, Any]
     found: Capture | None = None
     reason: str = ""
     inputs: tuple[Any, ...] = ()
@@ -54,6 +56,21 @@ class _Capturer(compat.CustomPartitionerFn):
 
     def uuid(self) -> None:
         """No part of a cache key: caches are off."""
+
+    def backend(self, gm: GraphModule, values: Sequence[Any]) -> Update:
+        """What Dynamo hands its graph to."""
+        self.inputs, self.region = tuple(values), region_name(gm)
+        if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
+            self.reason = "none of its inputs and parameters requires a gradient"
+            return _stop
+        set_attention(gm, self.attention)
+        own = {"custom_partitioner_fn": self, "fx_graph_cache": False}
+        try:
+            compat.compile_graph(gm, values, self.patches | own)
+        except Exception:
+            if self.found is None and not self.reason:
+                raise
+        return _stop
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Capturer:
         return self
@@ -88,27 +105,8 @@ def capture(
     Raises:
         RegionError: the update does not compile as one graph, or has no backward; the message says why.
     """
-    capturer = _Capturer()
-
-    def backend(gm: GraphModule, values: Sequence[Any]) -> Update:
-        capturer.inputs, capturer.region = tuple(values), region_name(gm)
-        if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
-            capturer.reason = "none of its inputs and parameters requires a gradient"
-            return _stop
-        set_attention(gm, attention)
-        patches = {
-            **(inductor or {}),
-            "custom_partitioner_fn": capturer,
-            "fx_graph_cache": False,
-        }
-        try:
-            compat.compile_graph(gm, values, patches)
-        except Exception:
-            if capturer.found is None and not capturer.reason:
-                raise
-        return _stop
-
-    traced = torch.compile(_fresh(update), backend=backend, fullgraph=True, dynamic=False)
+    capturer = _Capturer(attention, dict(inductor or {}))
+    traced = torch.compile(_fresh(update), backend=capturer.backend, fullgraph=True, dynamic=False)
     try:
         with compat.fake_mode_of(inputs) or nullcontext(), torch.enable_grad():
             traced(*inputs)
