@@ -60,8 +60,8 @@ class _Capturer(compat.CustomPartitionerFn):
     def backend(self, gm: GraphModule, values: Sequence[Any]) -> Update:
         """What Dynamo hands its graph to."""
         self.inputs, self.region = tuple(values), region_name(gm)
-        if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
-            self.reason = "none of its inputs and parameters requires a gradient"
+        self.reason = _hopeless(values)
+        if self.reason:
             return _stop
         set_attention(gm, self.attention)
         own = {"custom_partitioner_fn": self, "fx_graph_cache": False}
@@ -118,6 +118,19 @@ def capture(
         reason = capturer.reason or "it calls no torch operation"
         raise RegionError(f"the update {capturer.region or update!r} has nothing to plan: {reason}")
     return capturer.found
+
+
+def _hopeless(values: Sequence[Any]) -> str:
+    """Why there is no use in tracing a graph with these inputs; empty where there is."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if not any(tensor.requires_grad for tensor in tensors):
+        return "none of its inputs and parameters requires a gradient"
+    if any(tensor.device.type == "meta" for tensor in tensors):
+        return (
+            "it has tensors on the meta device, which Inductor folds away as constants; make them fake tensors on the "
+            "CPU (torch._subclasses.FakeTensorMode)"
+        )
+    return ""
 
 
 def _stop(*_: Any) -> Any:

@@ -189,6 +189,13 @@ def test_an_update_without_a_backward() -> None:
         hilore.plan(update, torch.ones(4))
 
 
+def test_meta_tensors_are_refused() -> None:
+    with torch.device("meta"):
+        net, x = _Net(), torch.ones(4, 8)
+    with pytest.raises(RegionError, match=r"meta device.*make them fake tensors on the CPU"):
+        hilore.plan(net, x)
+
+
 def test_errors_of_the_program_itself_come_through() -> None:
     def update(x: torch.Tensor) -> torch.Tensor:
         return (x @ torch.ones(3)).sum()
