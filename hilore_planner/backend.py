@@ -134,7 +134,9 @@ class PlanSource:
         """What cutting the region for an aim depends on; for the least peak, the head is cut as finely as may be."""
         trial = head_trial(self.around, self.options, aim.cap_bytes or 1)
         options = self.options
-        return CutSettings(options.checkpoint_tags, options.head, trial, self.decided_head)
+        return CutSettings(
+            options.checkpoint_tags, options.head, trial, self.decided_head, options.head_totals
+        )
 
     def planner(self, aim: Aim, kept: PlacementPlan | None = None) -> Planner:
         """What the partitioner calls with a joint graph; ``kept`` is a plan to follow once more."""

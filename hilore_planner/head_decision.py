@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch.fx import Graph, GraphModule, Node
 
-from hilore_planner.head_plan import NO_HEAD, HeadPlan, HeadWay
+from hilore_planner.head_plan import NO_HEAD, HeadPlan, HeadWay, Totals
 from hilore_planner.passes import compat
 from hilore_planner.passes.devices import DeviceProfile
 from hilore_planner.passes.graph import JointGraph
@@ -68,6 +68,7 @@ def decide_head(
     gm: GraphModule,
     found: HeadSite | HeadRefusal,
     option: HeadOption,
+    totals: Totals,
     describe: Describe,
     trial: HeadTrial | None,
 ) -> HeadPlan:
@@ -81,21 +82,21 @@ def decide_head(
         return NO_HEAD if found.node is None else HeadPlan(reason=found.reason)
     size_bytes = logits_bytes(found)
     if isinstance(option, int):
-        return _fixed(found, option)
+        return _fixed(found, option, totals)
     if size_bytes < _SMALL_BYTES:
         return HeadPlan(logits_bytes=size_bytes, reason="its logits are small")
     if trial is None:
-        return _fixed(found, -(-size_bytes // _USUAL_BYTES))
-    ways = _cut_ways(gm, found, describe, trial)
+        return _fixed(found, -(-size_bytes // _USUAL_BYTES), totals)
+    ways = _cut_ways(gm, found, totals, describe, trial)
     if found.form == "rebuild":
         ways = [_whole_way(gm, size_bytes, describe, trial), *ways]
-    return _chosen(found, ways)
+    return _chosen(found, ways, totals)
 
 
-def _fixed(site: HeadSite, chunks: int) -> HeadPlan:
+def _fixed(site: HeadSite, chunks: int, totals: Totals) -> HeadPlan:
     """A head cut into so many chunks, not chosen from others."""
     size_bytes = -(-logits_bytes(site) // chunks)
-    return HeadPlan(site.form, chunks, size_bytes, reason=site.why_rebuild)
+    return HeadPlan(site.form, chunks, size_bytes, totals=totals, reason=site.why_rebuild)
 
 
 def logits_bytes(site: HeadSite) -> int:
@@ -111,12 +112,18 @@ def chunk_counts(rows: int, size_bytes: int) -> tuple[int, ...]:
     return tuple(2**power for power in range(max(most, 1).bit_length()))
 
 
-def _chosen(site: HeadSite, ways: Sequence[HeadWay]) -> HeadPlan:
+def _chosen(site: HeadSite, ways: Sequence[HeadWay], totals: Totals) -> HeadPlan:
     """The way that adds least time; of equal ones, that of fewer bytes; if nothing fits at all, that of fewest."""
     best = min(ways, key=lambda way: (_time(way), way.logits_bytes))
     reason = site.why_rebuild if best.chunks else "nothing is gained by making its logits twice"
     return HeadPlan(
-        best.form, best.chunks, best.logits_bytes, best.head_ns, reason=reason, ways=tuple(ways)
+        best.form,
+        best.chunks,
+        best.logits_bytes,
+        best.head_ns,
+        totals=totals,
+        reason=reason,
+        ways=tuple(ways),
     )
 
 
@@ -125,12 +132,12 @@ def _time(way: HeadWay) -> float:
 
 
 def _cut_ways(
-    gm: GraphModule, site: HeadSite, describe: Describe, trial: HeadTrial
+    gm: GraphModule, site: HeadSite, totals: Totals, describe: Describe, trial: HeadTrial
 ) -> list[HeadWay]:
     copy, nodes = _copied(gm)
     found = plan_head(copy)
     assert isinstance(found, HeadSite)
-    rewrite_head(copy, found, _TRIAL_CHUNKS)
+    rewrite_head(copy, found, _TRIAL_CHUNKS, totals)
     graph, problem = trial.problem_of(describe(copy, nodes))
     wide = _chunk_bytes(graph.joint, graph.schedule)
     size_bytes = logits_bytes(site)
@@ -141,7 +148,7 @@ def _cut_ways(
             site.form,
             chunks,
             -(-size_bytes // chunks),
-            added_ns(site, chunks, trial.profile),
+            added_ns(site, chunks, totals, trial.profile),
             _objective(_with_chunks(problem, wide, chunks), seconds),
         )
         for chunks in counts

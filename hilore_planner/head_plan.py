@@ -10,6 +10,10 @@ Form = Literal["whole", "early", "rebuild"]
 backward."""
 
 
+Totals = Literal["gradient", "float32"]
+"""Dtype in which chunks' parts of the weight's gradient are added up: the gradient's own, or float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadWay:
     """One way to run a head, and what the region's plan would be with it."""
@@ -41,6 +45,7 @@ class HeadPlan:
     """Logits of one chunk, or all of them; 0 where no head was found."""
     head_ns: int = 0
     """Time it adds to the head, by roofline."""
+    totals: Totals = "gradient"
     reason: str = ""
     """Why it is whole, or why it is not early."""
     ways: tuple[HeadWay, ...] = ()

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, get_args
 from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.codec_names import ACCEPTED_CODECS, KNOWN_CODECS, check_codec
 from hilore_planner.errors import OptionError
+from hilore_planner.head_plan import Totals
 from hilore_planner.sizes import Size, format_bytes, parse_bytes, parse_size
 
 OnMismatch = Literal["error", "replan"]
@@ -51,6 +52,9 @@ class Options:
     head: Literal["auto", "off"] | int = "auto"
     """Whether the language-model head is cut into chunks of rows, so that logits are never whole:
     as seems best, never, or into this many chunks."""
+    head_totals: Totals = "gradient"
+    """Dtype in which the chunks' parts of the head's weight gradient are added up: the gradient's own, or
+    float32 where that is a half."""
     solver_seconds: float = 10.0
     """Time limit of the solver."""
     dump_dir: Path | None = None
@@ -211,6 +215,7 @@ _READERS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         "costs": _read_costs,
         "checkpoint_tags": _one_of(get_args(CheckpointTags)),
         "head": _read_head,
+        "head_totals": _one_of(get_args(Totals)),
         "solver_seconds": _number(1e-3, float("inf"), "a number of seconds, at least 0.001"),
         "dump_dir": _read_path,
         "inductor": _read_settings,

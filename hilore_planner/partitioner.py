@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from hilore_planner.errors import HiloreError
 from hilore_planner.head_decision import HeadOption, HeadTrial, decide_head
-from hilore_planner.head_plan import HeadPlan
+from hilore_planner.head_plan import HeadPlan, Totals
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import CheckpointTags, JointGraph, clean, describe, fingerprint
 from hilore_planner.passes.head import HeadSite, normalise_head, plan_head, rewrite_head
@@ -32,6 +32,7 @@ class CutSettings:
 
     Attributes:
         head: whether to cut the language-model head: as seems best, never, or into so many chunks.
+        head_totals: dtype in which its weight's gradient is added up.
         trial: to see what is best; without it chunks have a fixed size.
         decided_head: what an earlier plan of the graph with a fingerprint decided, if there is one.
     """
@@ -40,6 +41,7 @@ class CutSettings:
     head: HeadOption = "auto"
     trial: HeadTrial | None = None
     decided_head: Callable[[str], HeadPlan | None] = lambda _: None
+    head_totals: Totals = "gradient"
 
 
 class HilorePartitioner(compat.CustomPartitionerFn):
@@ -136,9 +138,11 @@ def prepare(
 
     head = settings.decided_head(identity)
     if head is None:
-        head = decide_head(gm, found, settings.head, described, settings.trial)
+        head = decide_head(
+            gm, found, settings.head, settings.head_totals, described, settings.trial
+        )
     if head.chunks and isinstance(found, HeadSite):
-        rewrite_head(gm, found, head.chunks)
+        rewrite_head(gm, found, head.chunks, head.totals)
     return described(gm, {node: node for node in gm.graph.nodes}), head
 
 

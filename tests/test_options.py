@@ -58,7 +58,7 @@ def test_an_unknown_option_names_the_nearest_and_the_accepted() -> None:
         Options.parse({"memory_cop": "26GiB"})
     assert str(error.value) == (
         "unknown option 'memory_cop'; did you mean 'memory_cap'? (accepted: memory_cap, reserved, "
-        "gradient_error, codecs, exposure, plan, on_mismatch, costs, checkpoint_tags, head, "
+        "gradient_error, codecs, exposure, plan, on_mismatch, costs, checkpoint_tags, head, head_totals, "
         "solver_seconds, dump_dir, inductor)"
     )
     with pytest.raises(OptionError, match=r"unknown option 7 \(accepted"):

@@ -68,7 +68,9 @@ def calibrate(
         if value < 1:
             raise OptionError(f"{name} is {value}; accepted: 1 or more")
     read = Options.parse(options)
-    captured = CapturedUpdate(update, CutSettings(read.checkpoint_tags, read.head))
+    captured = CapturedUpdate(
+        update, CutSettings(read.checkpoint_tags, read.head, head_totals=read.head_totals)
+    )
     with shown("Calibrating", progress) as steps:
         sampling: Sampling | None = None
         for index, batch in enumerate(batches):

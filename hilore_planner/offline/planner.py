@@ -138,7 +138,12 @@ def trace(request: Request, update: Update, *example_inputs: Any) -> Traced:
     )
     joint, head = prepare(
         captured.gm,
-        CutSettings(asked.checkpoint_tags, asked.head, head_trial(around, asked, cap_bytes)),
+        CutSettings(
+            asked.checkpoint_tags,
+            asked.head,
+            head_trial(around, asked, cap_bytes),
+            head_totals=asked.head_totals,
+        ),
         num_forward_outputs=captured.num_forward_outputs,
         static_input_indices=captured.static_input_indices,
     )

@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hilore_planner.passes.compat_compile import compile_alone, observe_compiled_graphs
-from hilore_planner.passes.compat_ops import added_mm, held_after
+from hilore_planner.passes.compat_ops import added_mm, held_after, wide_mm
 
 __all__ = [
     "CustomPartitionerFn",
@@ -44,6 +44,7 @@ __all__ = [
     "observe_compiled_graphs",
     "storage_key",
     "tag_forced_saves",
+    "wide_mm",
 ]
 
 

@@ -43,13 +43,18 @@ def added_mm() -> Any:
 
     Inductor lowers it to a product added in ``total``'s own memory, if nothing reads the old total later.
 
-    Shapes: total (M, N), left (M, K), right (K, N), of one dtype; the result is rounded to it once.
+    Shapes: total (M, N), left (M, K), right (K, N), of one dtype, or total float32 and the others of a half; the result
+    is rounded to the total's dtype once.
     """
     from torch.utils.flop_counter import mm_flop, register_flop_formula
 
     @torch.library.custom_op("hilore::added_mm", mutates_args=())
     def op(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return torch.addmm(total, left, right)
+        return (
+            total + left @ right
+            if total.dtype == left.dtype
+            else total + _wide_product(left, right)
+        )
 
     @op.register_fake
     def _(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -62,22 +67,77 @@ def added_mm() -> Any:
     return _lowered(torch.ops.hilore.added_mm.default, _lower_added_mm)
 
 
+@functools.cache
+def wide_mm() -> Any:
+    """The operator ``wide_mm(left, right)``: the product of half-precision matrices, not rounded to their dtype.
+
+    Shapes: left (M, K), right (K, N); the result is float32.
+    """
+    from torch.utils.flop_counter import mm_flop, register_flop_formula
+
+    @torch.library.custom_op("hilore::wide_mm", mutates_args=())
+    def op(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return _wide_product(left, right)
+
+    @op.register_fake
+    def _(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left.new_empty((left.shape[0], right.shape[1]), dtype=torch.float32)
+
+    @register_flop_formula(torch.ops.hilore.wide_mm)
+    def _(left: Any, right: Any, *, out_shape: Any = None, **_: Any) -> Any:
+        return mm_flop(left, right)
+
+    return _lowered(torch.ops.hilore.wide_mm.default, _lower_wide_mm)
+
+
+def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def _lower_wide_mm(left: Any, right: Any) -> Any:
+    """A library call with a result of another dtype, which only CUDA's has; elsewhere a product of wider copies."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings, to_dtype
+
+    aten = torch.ops.aten
+    if left.get_device().type != "cuda":
+        return lowerings[aten.mm.default](*(to_dtype(x, torch.float32) for x in (left, right)))
+    (rows, _), (_, columns) = left.get_size(), right.get_size()
+    kernel = ir.ExternKernelOut(
+        layout=ir.FixedLayout(left.get_device(), torch.float32, [rows, columns], [columns, 1]),
+        inputs=[ir.ExternKernel.realize_input(value) for value in (left, right)],
+        constant_args=(torch.float32,),
+        python_kernel_name="extern_kernels.mm",
+        op_overload=aten.mm.dtype_out,
+    )
+    return ir.TensorBox.create(kernel)
+
+
 def _lower_added_mm(total: Any, left: Any, right: Any) -> Any:
     """One library call that reads and writes the total, or a plain ``addmm`` where others need the old total."""
     from torch._inductor import ir
-    from torch._inductor.lowering import lowerings
+    from torch._inductor.lowering import lowerings, to_dtype
     from torch._inductor.virtualized import V
 
+    is_wide = total.get_dtype() != left.get_dtype()
+    if is_wide and left.get_device().type != "cuda":
+        left, right = (to_dtype(value, torch.float32) for value in (left, right))
+        is_wide = False
     if not _is_last_reader(V.graph.current_node):
+        if is_wide:
+            return lowerings[torch.ops.aten.add.Tensor](total, _lower_wide_mm(left, right))
         return lowerings[torch.ops.aten.addmm.default](total, left, right)
     target, *operands = (ir.ExternKernel.realize_input(value) for value in (total, left, right))
     kernel = ir.ExternKernelOut(
         layout=ir.MutationLayoutSHOULDREMOVE(target),
         inputs=[target, *operands],
+        constant_args=(torch.float32,) if is_wide else (),
         kwargs={"alpha": 1, "beta": 1},
         python_kernel_name="extern_kernels.addmm",
         ordered_kwargs_for_cpp_kernel=("beta", "alpha"),
-        op_overload=torch.ops.aten.addmm.out,
+        op_overload=torch.ops.aten.addmm.dtype_out if is_wide else torch.ops.aten.addmm.out,
     )
     kernel.output_view = _whole_view(target)  # it has a name of its own, but no memory
     _writers()[target.get_name()] = kernel
@@ -89,7 +149,7 @@ def _is_last_reader(node: Node) -> bool:
     root: Any = node.args[0]
     while root.target is held_after():
         root = root.args[0]
-    if root.target not in (torch.ops.aten.mm.default, added_mm()):
+    if root.target not in (torch.ops.aten.mm.default, wide_mm(), added_mm()):
         return False
     looks = [root]
     for look in looks:

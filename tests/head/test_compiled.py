@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule, Node
 
 from hilore_planner.grpo.head import log_probs
+from hilore_planner.head_plan import Totals
 from hilore_planner.passes import compat
 from hilore_planner.passes.head import rewrite_head
 from tests.head.heads import (
@@ -36,6 +39,19 @@ def update(b: Batch, loss: Loss) -> Tensor:
     return loss(log_probs(responses(b), b.weight, b.targets), b)
 
 
+def wider(b: Batch) -> Batch:
+    """The same numbers in float64."""
+    states, head = (value.detach().double().requires_grad_() for value in (b.hidden, b.weight))
+    return replace(
+        b,
+        hidden=states,
+        weight=head,
+        old=b.old.double(),
+        advantages=b.advantages.double(),
+        mask=b.mask.double(),
+    )
+
+
 def tied_update(b: Batch, loss: Loss) -> Tensor:
     hidden = responses(b) + F.embedding(b.targets, b.weight)
     return loss(log_probs(hidden, b.weight, b.targets), b)
@@ -51,15 +67,16 @@ def gradients(
 class InductorCutter(compat.CustomPartitionerFn):
     """Cuts the head and leaves the rest to torch's partitioner."""
 
-    def __init__(self, chunks: int) -> None:
+    def __init__(self, chunks: int, totals: Totals = "gradient") -> None:
         self.chunks = chunks
+        self.totals = totals
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Any, **keywords: Any
     ) -> tuple[GraphModule, GraphModule]:
         prepare(gm)
         if self.chunks:
-            rewrite_head(gm, site(gm), self.chunks)
+            rewrite_head(gm, site(gm), self.chunks, self.totals)
         return compat.default_partition(gm, joint_inputs, **keywords)
 
     def uuid(self) -> None:
@@ -69,11 +86,11 @@ class InductorCutter(compat.CustomPartitionerFn):
         return self
 
     def __reduce__(self) -> Any:
-        return InductorCutter, (self.chunks,)
+        return InductorCutter, (self.chunks, self.totals)
 
 
-def inductor(chunks: int) -> Callable[[GraphModule, Any], Any]:
-    patches = {"custom_partitioner_fn": InductorCutter(chunks), "fx_graph_cache": False}
+def inductor(chunks: int, totals: Totals = "gradient") -> Callable[[GraphModule, Any], Any]:
+    patches = {"custom_partitioner_fn": InductorCutter(chunks, totals), "fx_graph_cache": False}
     return lambda gm, inputs: compat.compile_fx(gm, inputs, config_patches=patches)
 
 
@@ -181,6 +198,43 @@ def test_the_tangent_is_not_rounded_to_bfloat16() -> None:
     ratios = (3 * third / one)[one != 0]
     assert ratios.numel() > 1000
     assert abs(ratios.mean().item() - 1) < 2e-4
+
+
+@pytest.mark.compat
+def test_float32_totals_are_rounded_once() -> None:
+    """Of 32 chunks, each one's bfloat16 total is rounded; a float32 total is as good as one chunk."""
+    b = batch(sequences=16, tokens=64, vocabulary=64, dtype=torch.bfloat16)
+    whole = capture(lambda: update(b, ppo))
+    doubled = wider(b)
+    exact = capture(lambda: update(doubled, ppo))
+
+    def error(chunks: int, totals: Totals) -> float:
+        gm = copy.deepcopy(whole.gm)
+        rewrite_head(gm, site(gm), chunks, totals)
+        found, right = (
+            next(v.double() for v in outputs if v is not None and v.shape == b.weight.shape)
+            for outputs in (whole.outputs(gm), exact.outputs())
+        )
+        return float((found - right).norm() / right.norm())
+
+    once, often, wide = error(1, "gradient"), error(32, "gradient"), error(32, "float32")
+    assert wide < 1.02 * once
+    assert often > 1.2 * once
+
+
+@pytest.mark.compat
+def test_float32_totals_through_inductor() -> None:
+    torch._dynamo.reset()
+    b = batch(sequences=4, tokens=16, vocabulary=600, dtype=torch.bfloat16)
+    run = torch.compile(update, backend=inductor(4, "float32"))
+    (found, expected), codes = run_and_get_code(
+        lambda: (gradients(run, b, ppo, 1.0), gradients(update, b, ppo, 1.0))
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine - theirs).double().norm() < 0.01 * theirs.double().norm()
+    added = re.findall(r"extern_kernels\.addmm\((buf\d+), .*out=(buf\d+)\)", codes[0])
+    assert len(added) == 3
+    assert all(total == out for total, out in added)
 
 
 def test_a_chunk_waits_for_the_one_before() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from hilore_planner.head_plan import Totals
 from hilore_planner.passes import compat
 from hilore_planner.passes.devices import DeviceProfile
 from hilore_planner.passes.head.reach import MATMULS
@@ -19,7 +20,7 @@ def head_flops(site: HeadSite) -> int:
     return sum(_flops(site, node) for node in _matmuls(site))
 
 
-def added_ns(site: HeadSite, chunks: int, profile: DeviceProfile) -> int:
+def added_ns(site: HeadSite, chunks: int, totals: Totals, profile: DeviceProfile) -> int:
     """Time that a cut head takes more than the whole one, by roofline.
 
     Every chunk reads the weight again, which its product hides unless the chunk is short; adds its product to the
@@ -32,10 +33,10 @@ def added_ns(site: HeadSite, chunks: int, profile: DeviceProfile) -> int:
     }
     products_ns = sum(_product_ns(site, node, chunks, profile) for node in matmuls)
     whole_ns = sum(_product_ns(site, node, 1, profile) for node in matmuls)
-    totals = sum(2 * _bytes(node) for node in matmuls if node in sums)
+    total_bytes = sum(_total_bytes(node, totals) for node in matmuls if node in sums)
     again = [node for node in matmuls if matmuls.count(node) > 1]
     again_ns = sum(_product_ns(site, node, 1, profile) for node in set(again))
-    totals_ns = round(1e9 * (chunks - 1) * totals / profile.bytes_per_second)
+    totals_ns = round(1e9 * (chunks - 1) * 2 * total_bytes / profile.bytes_per_second)
     launches = (chunks - 1) * len(matmuls) * _KERNELS_PER_MATMUL
     return products_ns - whole_ns + again_ns + totals_ns + launches * profile.launch_ns
 
@@ -52,6 +53,10 @@ def _product_ns(site: HeadSite, node: Node, chunks: int, profile: DeviceProfile)
     moved_ns = 1e9 * sum(map(_bytes, read)) / profile.bytes_per_second
     work_ns = 1e9 * _flops(site, node) / chunks / profile.flops_per_second(value.dtype)
     return round(chunks * max(moved_ns, work_ns))
+
+
+def _total_bytes(node: Node, totals: Totals) -> int:
+    return max(_bytes(node), 4 * numel_hint(node) if totals == "float32" else 0)
 
 
 def _bytes(node: Node) -> int:

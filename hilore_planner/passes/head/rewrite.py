@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from hilore_planner.errors import OptionError
+from hilore_planner.head_plan import Totals
 from hilore_planner.passes import compat
 from hilore_planner.passes.head.emit import Emitter
 from hilore_planner.passes.head.operands import operands
@@ -22,11 +23,11 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def rewrite_head(gm: GraphModule, site: HeadSite, chunks: int) -> None:
+def rewrite_head(gm: GraphModule, site: HeadSite, chunks: int, totals: Totals = "gradient") -> None:
     """Cut the head of a joint graph into row chunks, in place.
 
     ``site`` comes from :func:`plan_head` on this graph, unchanged since. What the early form hands
-    to backward is tagged ``MUST_SAVE``.
+    to backward is tagged ``MUST_SAVE``. ``totals`` is of the weight's gradient, where that is a half.
 
     Raises:
         OptionError: ``chunks`` is not a positive number.
@@ -36,9 +37,9 @@ def rewrite_head(gm: GraphModule, site: HeadSite, chunks: int) -> None:
     replaced = {step.node for sweep in site.passes for step in sweep.steps}
     emitter = Emitter(gm.graph, replaced)
     if site.form == "early":
-        _rewrite_early(emitter, site, chunks)
+        _rewrite_early(emitter, site, chunks, totals)
     else:
-        _rewrite_rebuild(emitter, site, chunks)
+        _rewrite_rebuild(emitter, site, chunks, totals)
     _read_sizes_elsewhere(emitter, replaced)
     for node in emitter.added:
         node.meta[HEAD_MARK] = True
@@ -48,13 +49,13 @@ def rewrite_head(gm: GraphModule, site: HeadSite, chunks: int) -> None:
     gm.recompile()
 
 
-def _rewrite_early(emitter: Emitter, site: HeadSite, chunks: int) -> None:
+def _rewrite_early(emitter: Emitter, site: HeadSite, chunks: int, totals: Totals) -> None:
     (sweep,) = site.passes
     outside = _outside(sweep)
     twins = _forward_twins(emitter, site.tangent, outside)
     inside = {step.node for step in sweep.steps}
     with emitter.after(_latest(emitter, (twins.get(node, node) for node in outside)), "is_forward"):
-        made = emit_sweep(emitter, site, sweep, lambda node: twins.get(node, node), chunks)
+        made = emit_sweep(emitter, site, sweep, lambda node: twins.get(node, node), chunks, totals)
     for leaving in sweep.exits:
         whole = made[leaving.node]
         if leaving.needs_tangent and site.tangent is not None:
@@ -79,19 +80,23 @@ def _scaled(emitter: Emitter, leaving: Exit, whole: Node, tangent: Node) -> Node
     return emitter.call(node, prims.convert_element_type.default, product, value.dtype)
 
 
-def _rewrite_rebuild(emitter: Emitter, site: HeadSite, chunks: int) -> None:
+def _rewrite_rebuild(emitter: Emitter, site: HeadSite, chunks: int, totals: Totals) -> None:
     forward, backward = site.passes
     outside = _outside(forward)
     twins = _forward_twins(emitter, None, outside)
     later = {step.node for step in backward.steps}
     inside = {step.node for step in forward.steps} | later
     with emitter.after(_latest(emitter, (twins.get(node, node) for node in outside)), "is_forward"):
-        made = emit_sweep(emitter, site, forward, lambda node: twins.get(node, node), chunks)
+        made = emit_sweep(
+            emitter, site, forward, lambda node: twins.get(node, node), chunks, totals
+        )
     for node, whole in made.items():
         _replace(node, whole, inside)
     read = [made.get(node, node) for node in _outside(backward)]
     with emitter.after(_latest(emitter, read), "is_backward"):
-        made_later = emit_sweep(emitter, site, backward, lambda node: made.get(node, node), chunks)
+        made_later = emit_sweep(
+            emitter, site, backward, lambda node: made.get(node, node), chunks, totals
+        )
     for node, whole in made_later.items():
         _replace(node, whole, inside)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
+from hilore_planner.head_plan import Totals
 from hilore_planner.passes import compat
 from hilore_planner.passes.head.emit import Emitter
 from hilore_planner.passes.head.one_hot import picks_one, sum_instead_of_gather
@@ -29,6 +30,7 @@ from hilore_planner.passes.head.site import (
 from hilore_planner.passes.head.slices import Bound, Chunk, Slicer
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 def emit_sweep(
@@ -37,6 +39,7 @@ def emit_sweep(
     sweep: ChunkPass,
     value: Callable[[Node], Node],
     chunks: int,
+    totals: Totals,
 ) -> dict[Node, Node]:
     """Emit all chunks of a sweep; gives for each exit's original node the new one.
 
@@ -45,19 +48,28 @@ def emit_sweep(
     slicer = Slicer(emitter, site, value)
     parts: dict[Node, list[Node]] = {leaving.node: [] for leaving in sweep.exits}
     sums = {leaving.node for leaving in sweep.exits if leaving.kind == "sum"}
+    wide = {node for node in sums if totals == "float32" and _is_half_product(node)}
     for chunk in slicer.chunks(chunks):
         latest = {node: made[-1] for node, made in parts.items() if made}
-        totals = {node: made for node, made in latest.items() if node in sums}
+        so_far = {node: made for node, made in latest.items() if node in sums}
         finished = _finished(emitter, latest)
-        made = _OneChunk(emitter, slicer, chunk, totals, finished).run(sweep.steps)
+        made = _OneChunk(
+            emitter, slicer, chunk, so_far, wide if not chunk.is_whole else set(), finished
+        ).run(sweep.steps)
         for node, part in made.items():
             if node not in sums and any(same(size, site.vocabulary) for size in shape_of(part)):
                 mark_chunk_of_logits(part)
-        for node, so_far in parts.items():
-            so_far.append(made[node])
+        for node, own in parts.items():
+            own.append(made[node])
     return {
         leaving.node: _join(emitter, site, leaving, parts[leaving.node]) for leaving in sweep.exits
     }
+
+
+def _is_half_product(node: Node) -> bool:
+    value = tensor_of(node)
+    is_half = value is not None and value.dtype in (torch.bfloat16, torch.float16)
+    return is_half and node.target is aten.mm.default
 
 
 def _finished(emitter: Emitter, latest: Mapping[Node, Node]) -> Node | None:
@@ -79,6 +91,11 @@ def _join(emitter: Emitter, site: HeadSite, leaving: Exit, parts: list[Node]) ->
         whole = emitter.call(node, aten.cat.default, parts, rows.axis)
     if rows is not None and rows.domain == "all":
         whole = _with_dropped_rows(emitter, site, leaving.node, whole, rows)
+    value, own = tensor_of(node), tensor_of(whole)
+    assert value is not None
+    assert own is not None
+    if own.dtype != value.dtype:
+        whole = emitter.call(node, prims.convert_element_type.default, whole, value.dtype)
     if len(shape_of(whole)) == len(shape_of(node)):
         return whole
     sizes = [emitter.size(size) for size in shape_of(node)]
@@ -121,12 +138,14 @@ class _OneChunk:
         slicer: Slicer,
         chunk: Chunk,
         totals: Mapping[Node, Node],
+        wide: Set[Node],
         finished: Node | None,
     ) -> None:
         self.emitter = emitter
         self.slicer = slicer
         self.chunk = chunk
         self.totals = totals
+        self.wide = wide
         self.finished = finished
         self._made: dict[Node, Bound] = {}
         self._read: dict[Operand, Bound] = {}
@@ -154,6 +173,8 @@ class _OneChunk:
         total = self.totals.get(node)
         if total is not None and recipe.target is aten.mm.default:
             return self.emitter.call(node, compat.added_mm(), total, *args)
+        if node in self.wide:
+            return self.emitter.call(node, compat.wide_mm(), *args)
         part = self.emitter.call(node, recipe.target, *args, **kwargs)
         if total is not None:
             return self.emitter.call(node, aten.add.Tensor, total, part)
