@@ -60,7 +60,8 @@ class Measured(PricedByPiece):
         self._chain_ns, self._chain_bytes = 0, 0
         self._unmeasured: dict[str, None] = {}
         kind = stopwatch.device.type if stopwatch is not None else "cuda"
-        self._copy = copy_sample(_COPIED[kind])
+        self._copied_bytes = _COPIED[kind]
+        self._copy = copy_sample(self._copied_bytes)
         self._touch = copy_sample(16)
 
     @property
@@ -70,7 +71,7 @@ class Measured(PricedByPiece):
 
     def move_ns(self, size_bytes: int) -> int:
         """Time to move this many bytes, at the rate of a large copy."""
-        copied_bytes = 2 * self._copy.inputs[0].size_bytes
+        copied_bytes = 2 * self._copied_bytes  # read and written
         copy_ns = self._known_ns(self._copy, lambda: self._estimate.move_ns(copied_bytes))
         return round(size_bytes * copy_ns / copied_bytes)
 

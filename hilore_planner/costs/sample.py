@@ -84,14 +84,14 @@ class Sample:
     Attributes:
         key: digest of the content.
         what: name for people.
-        inputs: what it is run on.
+        inputs: what it is run on, found out when it is.
         make: readies it to run on such inputs, which may mean compiling it.
         shape_key: digest of the content without strides; empty where there is no such thing.
     """
 
     key: str
     what: str
-    inputs: tuple[Layout, ...]
+    inputs: Callable[[], tuple[Layout, ...]]
     make: Callable[[Sequence[Tensor]], Run]
     shape_key: str = ""
 
@@ -119,27 +119,26 @@ def not_alone(node: Node) -> str:
 def node_sample(node: Node) -> Sample:
     """A kernel of its own, as Inductor calls it; see :func:`not_alone`."""
     inputs = tuple(arg for arg in node.all_input_nodes if tensor(arg) is not None)
-    chain = Chain((node,), inputs, (node,), ())
-    found = chain_sample(chain)
-    shapes = [(layout.shape, layout.dtype) for layout in found.inputs]
+    chain, layouts = Chain((node,), inputs, (node,), ()), [layout_of(_value(n)) for n in inputs]
+    shapes = [(layout.shape, layout.dtype) for layout in layouts]
     return replace(
-        found,
-        what=f"{op_name(node)} {', '.join(map(_short, found.inputs))}",
+        chain_sample(chain),
+        what=f"{op_name(node)} {', '.join(map(_short, layouts))}",
         shape_key=_digest(f"{_text(chain)} {shapes}"),
     )
 
 
 def chain_sample(chain: Chain) -> Sample:
     """A chain, compiled as Inductor compiles it within a program."""
-    limit = _index_limit(chain)
-    inputs = tuple(layout_of(_value(node), limit) for node in chain.inputs)
+    layouts = [layout_of(_value(node)) for node in chain.inputs]
     names = list(dict.fromkeys(op_name(node) for node in chain.nodes))
     values = [value for node in chain.outputs if (value := tensor(node)) is not None]
     written = [_short(layout_of(value)) for value in values]
+    limit = functools.partial(_index_limit, chain)
     return Sample(
-        key=_digest(f"{_text(chain)} {inputs}"),
+        key=_digest(f"{_text(chain)} {layouts}"),
         what=f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''} -> {', '.join(written[:2])}",
-        inputs=inputs,
+        inputs=lambda: tuple(replace(layout, limit=limit()) for layout in layouts),
         make=lambda given: compat.compile_alone(_module(chain), given),
     )
 
@@ -147,24 +146,34 @@ def chain_sample(chain: Chain) -> Sample:
 def copy_sample(size_bytes: int) -> Sample:
     """Copying a value of this many bytes."""
     layout = Layout((size_bytes // 4,), (1,), torch.float32)
-    return _function_sample("copy", lambda x: x + 1, [layout], "")
+    return _function_sample(f"copy {_short(layout)}", lambda x: x + 1, lambda: (layout,))
 
 
 def codec_sample(use: Literal["encode", "decode"], codec: Codec, layout: Layout) -> Sample:
     """One use of a codec on a value of this layout, in a kernel of its own."""
-    content = f"{codec!r} {_codecs_digest()}"
+    what, content = f"{use} {codec.name} {_short(layout)}", f"{codec!r} {layout} {_codecs_digest()}"
     if use == "encode":
-        return _function_sample(f"encode {codec.name}", codec.encode, [layout], content)
-    with compat.without_modes():
-        value = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
-        parts = [layout_of(part) for part in codec.encode(value)]
+        return _function_sample(what, codec.encode, lambda: (layout,), content)
     return _function_sample(
-        f"decode {codec.name}", lambda *given: codec.decode(given, layout.dtype), parts, content
+        what,
+        lambda *given: codec.decode(given, layout.dtype),
+        lambda: _parts(codec, layout),
+        content,
     )
 
 
+def _parts(codec: Codec, layout: Layout) -> tuple[Layout, ...]:
+    """What a copy of a value of this layout is made of."""
+    with compat.without_modes():
+        value = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
+        return tuple(layout_of(part) for part in codec.encode(value))
+
+
 def _function_sample(
-    name: str, function: Callable[..., Any], inputs: Sequence[Layout], content: str
+    what: str,
+    function: Callable[..., Any],
+    inputs: Callable[[], tuple[Layout, ...]],
+    content: str = "",
 ) -> Sample:
     """A function of tensors, traced and compiled; ``content`` is all else that what it does depends on."""
 
@@ -174,12 +183,7 @@ def _function_sample(
         _flatten(traced)
         return compat.compile_alone(traced, given)
 
-    return Sample(
-        key=_digest(f"{name} {content} {list(inputs)}"),
-        what=f"{name} {', '.join(map(_short, inputs))}",
-        inputs=tuple(inputs),
-        make=make,
-    )
+    return Sample(_digest(f"{what} {content}"), what, inputs, make)
 
 
 def _flatten(gm: GraphModule) -> None:

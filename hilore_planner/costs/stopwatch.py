@@ -40,10 +40,11 @@ class Stopwatch:
 
     def time_ns(self, sample: Sample) -> int:
         """Nanoseconds that a sample takes, compiled where that is needed."""
-        size_bytes = sum(layout.size_bytes for layout in sample.inputs)
+        layouts = sample.inputs()
+        size_bytes = sum(layout.size_bytes for layout in layouts)
         with torch.no_grad():
             inputs = [
-                [layout.made_up(self.device) for layout in sample.inputs]
+                [layout.made_up(self.device) for layout in layouts]
                 for _ in range(self._copies(size_bytes))
             ]
             run = sample.make(inputs[0])

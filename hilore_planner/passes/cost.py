@@ -177,9 +177,14 @@ def _priced_step(piece: Node | Chain, time_ns: int) -> PricedStep:
     inputs = piece.inputs if isinstance(piece, Chain) else piece.all_input_nodes
     names = list(dict.fromkeys(op_name(node) for node in nodes))
     values = [value for node in made if (value := tensor(node)) is not None]
+    read = [value for node in inputs if (value := tensor(node)) is not None]
+    shapes = tuple(map(_shape, read))
     text = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    text += f" -> {', '.join(map(_described, values[:2]))}" if values else ""
-    shapes = tuple(_shape(value) for node in inputs if (value := tensor(node)) is not None)
+    text += (
+        f" -> {', '.join(map(_described, values[:2]))}"
+        if is_fused
+        else (f" {', '.join(map(_described, read[:3]))}")
+    )
     return PricedStep("" if is_fused else names[0], text, shapes, time_ns)
 
 
