@@ -125,12 +125,9 @@ def head(
     from hilore_planner.bench.runner import write_record
     from hilore_planner.bench.setting import setting_named
 
-    levels: tuple[Literal["token", "sequence"], ...] = ("token", "sequence")
-    shapes = [
-        HeadShape(count, hidden, vocabulary, level, dtype=dtype)
-        for count in tokens or [10_240, 40_960]
-        for level in levels
-    ]
+    counts = tokens or [10_240, 40_960]
+    shapes = [HeadShape(count, hidden, vocabulary, "token", dtype=dtype) for count in counts]
+    shapes.append(HeadShape(counts[0], hidden, vocabulary, "sequence", dtype=dtype))
     settings = [setting_named(name) for name in update or []]
     rows = bench_head(shapes, tuple(chunks or (8, 32)), device=device, repeats=repeats)
     rows += bench_update(settings, device=device, side_by_side=side_by_side)

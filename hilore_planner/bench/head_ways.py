@@ -71,14 +71,15 @@ class HeadWay:
 
 
 def head_ways(level: Level, chunks: tuple[int, ...]) -> Iterator[HeadWay]:
-    """All ways, the plain one first; ``chunks`` are tried by the planner and by checkpointing."""
+    """All ways, the plain one first; ``chunks`` are numbers of chunks to try, the first also by checkpointing."""
     yield HeadWay("plain", _compiled(level, torch.compile, dynamic=False))
-    yield HeadWay("planned", _planned(level, "auto"))
+    yield HeadWay("planned", planned(level, "auto"))
     yield HeadWay("planned, 1 GiB", _capped(level, 2**30))
     for count in chunks:
-        yield HeadWay(f"planned, {count} chunks", _planned(level, count))
-    for count in chunks:
-        yield HeadWay(f"checkpointed, {count} chunks", _checkpointed(level, count))
+        yield HeadWay(f"planned, {count} chunks", planned(level, count))
+    wide = planned(level, chunks[-1], head_totals="float32")
+    yield HeadWay(f"planned, {chunks[-1]} chunks, float32 totals", wide)
+    yield HeadWay(f"checkpointed, {chunks[0]} chunks", _checkpointed(level, chunks[0]))
     yield _if_installed("liger", "liger_kernel.chunked_loss", lambda module: _liger(module, level))
     yield _if_installed("trl", "trl.trainer.utils", lambda module: _trl(module, level))
 
@@ -102,13 +103,14 @@ def _capped(level: Level, room_bytes: int) -> Run:
             if b.hidden.is_cuda:
                 held_bytes = torch.cuda.memory_allocated(b.hidden.device)
             cap_bytes = held_bytes + b.hidden.nbytes + b.weight.nbytes + room_bytes
-            made.append(_planned(level, "auto", memory_cap=cap_bytes))
+            made.append(planned(level, "auto", memory_cap=cap_bytes))
         return made[0](b)
 
     return run
 
 
-def _planned(level: Level, head: int | str, **more: int) -> Run:
+def planned(level: Level, head: int | str, **more: int | str) -> Run:
+    """By the planner, with so many chunks or as it decides."""
     options = {"head": head, "reserved": 0, "costs": "roofline", **more}
     return _compiled(level, torch.compile, dynamic=False, backend=hilore, options=options)
 

@@ -49,6 +49,7 @@ def test_every_way_is_there_or_says_why_not() -> None:
     ways = {way.name: way for way in head_ways("token", (8, 32))}
     assert list(ways)[:3] == ["plain", "planned", "planned, 1 GiB"]
     assert {"planned, 8 chunks", "planned, 32 chunks", "checkpointed, 8 chunks"} <= ways.keys()
+    assert "planned, 32 chunks, float32 totals" in ways
     assert {"liger", "trl"} <= ways.keys()
     for way in ways.values():
         assert (way.run is None) == bool(way.reason)
