@@ -111,7 +111,7 @@ def profile_of(sampling: Sampling) -> RiskProfile:
     ratios = [trial.share / predicted for trial, predicted in tried]
     # What a batch's own norm has to do with it belongs into the margin: it is not known before the forward.
     norm = sampling.typical_norm
-    typical = statistics.fmean(
+    typical = statistics.median(
         math.log(ratio * trial.squared_norm / (trial.exposed * norm))
         for ratio, (trial, _) in zip(ratios, tried, strict=True)
     )

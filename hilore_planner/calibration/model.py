@@ -121,7 +121,12 @@ class CalibratedRisk:
         if found is None:
             return [FIRST_ORDER.risk(unit, codec)] * self._places
         scale = self.profile.additivity
-        return [scale * _error(found, c) * _gain(found, c) for c in self._codecs(codec)]
+        by_place = [scale * _error(found, c) * _gain(found, c) for c in self._codecs(codec)]
+        if codec not in found.gains or read_tiers(codec) is None:
+            return by_place
+        # Measured as a whole: errors of sequences that are alike may go together.
+        whole, mean = scale * found.errors[codec] * found.gains[codec], self._mean(by_place)
+        return [whole * risk / mean for risk in by_place] if mean else [whole] * self._places
 
     def _errors(self, unit: RecoveryUnit, codec: str) -> BySequence:
         found = self._class(unit, codec)

@@ -42,9 +42,9 @@ class Sampling:
 
     graph: RecoveryGraph
     codecs: tuple[str, ...]
-    """Plain ones that lose something."""
+    """Those that lose something: plain ones, what tiers are made of, and tiers."""
     probes: tuple[str, ...]
-    """The finest of each family: gains are a family's."""
+    """The finest of each family, as gains are a family's; and every tiered one, where errors may not be independent."""
     kept: list[UnitClass]
     rebuilt: list[UnitClass]
     steps: Steps
@@ -72,18 +72,19 @@ class Sampling:
         Raises:
             OptionError: none of the codecs loses anything.
         """
-        codecs = plain_codecs(names)
-        if not codecs:
+        plain = plain_codecs(names)
+        if not plain:
             raise OptionError(
                 f"option codecs is {list(names)}; accepted here: at least one that loses something"
             )
         finest: dict[str, str] = {}
-        for name in sorted(codecs, key=lambda name: codec_named(name).relative_error):
+        for name in sorted(plain, key=lambda name: codec_named(name).relative_error):
             finest.setdefault(family(name), name)
+        tiers = tuple(name for name in dict.fromkeys(names) if read_tiers(name) is not None)
         return cls(
             graph,
-            codecs,
-            tuple(finest.values()),
+            (*plain, *tiers),
+            (*finest.values(), *tiers),
             kept_classes(graph, buckets),
             rebuilt_classes(graph, buckets),
             steps,

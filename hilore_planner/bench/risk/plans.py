@@ -7,24 +7,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 from torch import Tensor
 
 from hilore_planner.bench.risk.allocate import allocate, forms_of, with_placement
-from hilore_planner.bench.risk.task import exposure_of
-from hilore_planner.bench.risk.worker import PROFILE, Subject
+from hilore_planner.bench.risk.setting import RiskSetting
+from hilore_planner.bench.risk.worker import PROFILE, WINNER_PROFILE, Subject
 from hilore_planner.calibration.capture import CapturedUpdate
 from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import RiskProfile
-from hilore_planner.calibration.rows import SequenceWeights
 from hilore_planner.errors import InfeasibleError
-from hilore_planner.offline.planner import Request, trace
+from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
-from hilore_planner.passes.schedule import build_schedule
-from hilore_planner.passes.units import build_units
 from hilore_planner.plan import PlacementPlan
 
 CODECS = ("int8", "fp8_e4m3", "int6", "int4")
@@ -61,26 +57,22 @@ class Candidates:
     @classmethod
     def of(cls, subject: Subject, folder: Path, *, one_winner: bool = False) -> Candidates:
         """For usual microbatches, or for those with one winner in each group, whose tiers are offered then."""
-        profile = RiskProfile.load(folder / PROFILE)
-        path, codecs = folder / PROFILE, list(CODECS)
+        path = folder / (WINNER_PROFILE if one_winner else PROFILE)
+        profile = RiskProfile.load(path)
+        codecs = codecs_for(subject.setting, one_winner=one_winner)
         batch = subject.batch(1, one_winner=one_winner)
-        if one_winner:
-            shares = SequenceWeights.of(exposure_of(*batch)).shares
-            profile = msgspec.structs.replace(profile, shares=tuple(shares))
-            path, codecs = folder / "one-winner.json", [*CODECS, *tiers_of(subject)]
-            profile.save(path)
-        request = Request.parse(
-            device=None,
-            optimizer=None,
+        roomy = plan(
+            subject.update,
+            *batch,
             gradient_error=_LARGEST,
             exposure=profile,
-            codecs=codecs,
+            codecs=list(codecs),
             head="off",
         )
-        traced = trace(request, subject.update, *batch)
-        graph = build_units(traced.joint, build_schedule(traced.joint))
-        model = CalibratedRisk(profile, graph)
-        return cls(subject, folder, profile, path, tuple(codecs), traced.plan(), model)
+        captured = CapturedUpdate(subject.update, CutSettings(head="off"))
+        captured.inputs(batch)
+        model = CalibratedRisk(profile, captured.graph)
+        return cls(subject, folder, profile, path, codecs, roomy, model)
 
     def cap_bytes(self) -> int:
         """A cap that storing everything does not fit: ``room`` of the way there from the smallest exact plan's."""
@@ -94,22 +86,22 @@ class Candidates:
 
     def at(self, gradient_error: float, cap_bytes: int) -> Candidate:
         """The solver's plan for an error budget and a cap."""
-        plan = self.roomy.solve(
+        solved = self.roomy.solve(
             memory_cap=cap_bytes, gradient_error=gradient_error, solver_seconds=_SOLVER_SECONDS
         )
-        return self.kept(f"gradient error {gradient_error:g}", plan)
+        return self.kept(f"gradient error {gradient_error:g}", solved)
 
     def given(self, variant: str, compressed: dict[str, str]) -> Candidate:
         """Everything stored but for some units."""
         placement = {**self.roomy.solution.placement, **compressed}
         return self.kept(variant, with_placement(self.roomy, placement))
 
-    def kept(self, variant: str, plan: PlacementPlan) -> Candidate:
+    def kept(self, variant: str, made: PlacementPlan) -> Candidate:
         """The plan in a file of its own."""
         path = self.folder / f"{variant.replace(' ', '-')}.json"
-        plan.save(path)
-        predicted = math.sqrt(self.model.typical(plan.solution.placement))
-        return Candidate(variant, path, self.profile_path, self.codecs, predicted, plan)
+        made.save(path)
+        predicted = math.sqrt(self.model.typical(made.solution.placement))
+        return Candidate(variant, path, self.profile_path, self.codecs, predicted, made)
 
     def split(
         self, names: Iterable[str], codecs: Sequence[str], budget_bytes: int
@@ -129,18 +121,19 @@ class Candidates:
         return sum(form.kept_bytes for form in forms if form.codec == codec)
 
 
-def tiers_of(subject: Subject) -> tuple[str, ...]:
-    """Splits between the winners, which stand first, and the rest."""
-    setting = subject.setting
+def codecs_for(setting: RiskSetting, *, one_winner: bool) -> tuple[str, ...]:
+    """Plain codecs; with one winner a group, which stand first, splits between winners and the rest."""
+    if not one_winner:
+        return CODECS
     rows = f"{setting.groups}/{setting.sequences}x{setting.prompt + setting.response - 1}"
     finer = (
-        ("store", "int8"),
-        ("store", "int6"),
         ("int8", "int6"),
         ("int8", "int4"),
         ("int6", "int4"),
+        ("store", "int8"),
+        ("store", "int6"),
     )
-    return tuple(f"{first}[:{rows}]+{rest}" for first, rest in finer)
+    return (*CODECS, *(f"{first}[:{rows}]+{rest}" for first, rest in finer))
 
 
 def papers_units(names: Iterable[str]) -> list[str]:

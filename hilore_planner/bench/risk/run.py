@@ -19,12 +19,13 @@ from hilore_planner.bench.risk.plans import (
     CODECS,
     Candidate,
     Candidates,
+    codecs_for,
     papers_errors,
     papers_units,
 )
 from hilore_planner.bench.risk.setting import RiskSetting
 from hilore_planner.bench.risk.task import exposure_of, new_model, train
-from hilore_planner.bench.risk.worker import PROFILE, WEIGHTS, Subject
+from hilore_planner.bench.risk.worker import PROFILE, WEIGHTS, WINNER_PROFILE, Subject
 from hilore_planner.bench.runner import Row
 from hilore_planner.bench.trial import wait
 from hilore_planner.calibration.calibrate import calibrate
@@ -74,29 +75,36 @@ def _prepare(setting: RiskSetting, device: torch.device, folder: Path) -> list[R
     trained_seconds = time.perf_counter() - start
     del model
     subject = Subject.load(folder, setting, device)
-    batches = (subject.batch(seed) for seed in range(1, setting.calibration_batches + 1))
-    wait(device)
+    rows = [_calibrated(subject, folder / PROFILE, one_winner=False)]
+    rows.append(_calibrated(subject, folder / WINNER_PROFILE, one_winner=True))
+    trained = {"train_seconds": round(trained_seconds, 1), "train_loss": loss}
+    return [row | trained for row in rows]
+
+
+def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
+    """Calibrate on usual microbatches, or on those with one winner in each group and with tiers."""
+    setting = subject.setting
+    seeds = range(1, setting.calibration_batches + 1)
+    wait(subject.device)
     start = time.perf_counter()
     profile = calibrate(
         subject.update,
-        batches,
+        (subject.batch(seed, one_winner=one_winner) for seed in seeds),
         exposure=lambda batch: exposure_of(*batch),
-        options={"codecs": list(CODECS), "head": "off"},
+        options={"codecs": list(codecs_for(setting, one_winner=one_winner)), "head": "off"},
         perturbed_batches=setting.perturbed_batches,
     )
-    profile.save(folder / PROFILE)
-    calibration = {
-        "variant": "calibration",
-        "train_seconds": round(trained_seconds, 1),
-        "train_loss": loss,
+    profile.save(path)
+    row: Row = {
+        "variant": f"calibration{' for one winner' if one_winner else ''}",
         "calibration_seconds": round(time.perf_counter() - start, 1),
         "classes": len(profile.kept) + len(profile.rebuilt),
         "additivity": profile.additivity,
         "margin": profile.margin,
         "trials": list(profile.trials),
     }
-    _say(f"trained to a loss of {loss:.3f}, calibrated: margin {profile.margin:.2f}", calibration)
-    return [calibration]
+    _say(row["variant"], row)
+    return row
 
 
 def _ladder(usual: Candidates, cap_bytes: int) -> Iterator[Job]:
@@ -134,7 +142,7 @@ def _tiers(winner: Candidates) -> Iterator[Job]:
     seeds = range(_HELD_OUT, _HELD_OUT + _FEW)
     tiers = [codec for codec in winner.codecs if "[" in codec]
     names = winner.offered(tiers[0])
-    budget = winner.bytes_of(names, "int6")
+    budget = winner.bytes_of(names, tiers[0])
     papers = papers_units(names)
     whole = sum(u.kept_bytes for u in winner.roomy.problem.units if u.name in names)
     cast = sum(u.kept_bytes for u in winner.roomy.problem.units if u.name in papers)

@@ -72,7 +72,7 @@ RISK_SETTINGS = {
         ),
         RiskSetting(
             *("trained", _shape(512, 2048, 6, 8), 2048, 2, 64, 448),
-            train_steps=800,
+            train_steps=1200,
             calibration_batches=12,
             perturbed_batches=3,
             held_out=52,

@@ -1,7 +1,8 @@
 """A language model that has learned something, and GRPO microbatches of it.
 
-Task: a response repeats its prompt over and over, and about a tenth of its tokens are noise. A model that predicts it
-attends over the sequence, and is sure of some tokens and surprised by others, like a policy in training.
+Task: a response repeats its prompt over and over from a place of its own, and about a tenth of its tokens are noise. A
+model that predicts it attends over the sequence, and is sure of some tokens and surprised by others, like a policy in
+training; and the responses to one prompt differ.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def train(model: Any, setting: RiskSetting, device: torch.device) -> float:
     )
     losses = []
     for step in range(setting.train_steps):
-        ids = _sequences(setting, _TRAINED_SEQUENCES, seed=1_000_000 + step, device=device)
+        ids, _ = _sequences(setting, _TRAINED_SEQUENCES, seed=1_000_000 + step, device=device)
         loss = -_log_probs(model, ids, setting.prompt).mean()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -61,9 +62,8 @@ def microbatch(
 
     A reward is the share of response tokens that are right; with ``one_winner`` only the best of a group gets one.
     """
-    ids = _sequences(setting, setting.sequences, seed=seed, device=device, group=GROUP)
-    right = _truth(ids, setting) == ids[:, setting.prompt :]
-    rewards = right.float().mean(1).view(-1, GROUP)
+    ids, right = _sequences(setting, setting.sequences, seed=seed, device=device, group=GROUP)
+    rewards = right.view(-1, GROUP)
     if one_winner:
         rewards = (torch.arange(GROUP, device=device) == rewards.argmax(1, keepdim=True)).float()
     spread = rewards.std(1, keepdim=True) + 1e-4
@@ -93,21 +93,18 @@ def _log_probs(model: Any, ids: Tensor, prompt: int) -> Tensor:
 
 def _sequences(
     setting: RiskSetting, count: int, *, seed: int, device: torch.device, group: int = 1
-) -> Tensor:
-    """Prompts, each ``group`` times, with responses: (count, P + R)."""
+) -> tuple[Tensor, Tensor]:
+    """Prompts, each ``group`` times, with responses, (count, P + R); and the share of right tokens, (count,)."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     prompts = torch.randint(
         setting.vocabulary, (count // group, setting.prompt), generator=generator
     ).repeat_interleave(group, 0)
-    responses = _truth(prompts, setting)
-    noise = torch.randint(setting.vocabulary, responses.shape, generator=generator)
+    start = torch.randint(setting.prompt, (count, 1), generator=generator)
+    place = (start + torch.arange(setting.response)) % setting.prompt
+    noise = torch.randint(setting.vocabulary, place.shape, generator=generator)
     # Responses differ in how much is wrong, so that rewards within a group differ.
-    level = _NOISE * 2 * torch.rand((count, 1), generator=generator)
-    is_noise = torch.rand(responses.shape, generator=generator) < level
-    return torch.cat([prompts, torch.where(is_noise, noise, responses)], 1).to(device)
-
-
-def _truth(prompts: Tensor, setting: RiskSetting) -> Tensor:
-    """The response without noise, (B, R)."""
-    place = torch.arange(setting.response, device=prompts.device)
-    return prompts[:, place % setting.prompt]
+    level = 2 * _NOISE * torch.rand((count, 1), generator=generator)
+    is_noise = torch.rand(place.shape, generator=generator) < level
+    responses = torch.where(is_noise, noise, prompts.gather(1, place))
+    right = 1 - is_noise.float().mean(1)
+    return torch.cat([prompts, responses], 1).to(device), right.to(device)

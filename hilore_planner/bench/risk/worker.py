@@ -21,7 +21,7 @@ from hilore_planner.plan import PlacementPlan
 from hilore_planner.policy_update import PolicyUpdate
 from hilore_planner.verification import Outcome, PlannedUpdate, compare
 
-WEIGHTS, PROFILE = "weights.pt", "profile.json"
+WEIGHTS, PROFILE, WINNER_PROFILE = "weights.pt", "profile.json", "one-winner.json"
 
 
 @dataclass(frozen=True, slots=True)
