@@ -22,6 +22,7 @@ TITLES = {
     "speed": "Time and memory of one update",
     "peak": "Predicted and measured peaks under many caps",
     "head": "The head alone",
+    "cost": "Predicted and measured times under many caps",
     "dead_rows": "Leaving out sequences without a gradient",
     "sweep": "One update under many caps",
 }

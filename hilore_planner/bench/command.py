@@ -75,9 +75,9 @@ def peak(
 def cost(
     setting: SettingNames = None,
     caps: Annotated[int, typer.Option(min=2, help="Caps on each of the two ladders.")] = 6,
-    costs: Annotated[str, typer.Option(help="Where times come from: measured or roofline.")] = (
-        "measured"
-    ),
+    costs: Annotated[
+        str, typer.Option(help="Where times come from: measured, roofline, or a cost file.")
+    ] = ("measured"),
     device: Device = "cuda",
     side_by_side: SideBySide = 6,
     output: Output = Path("docs/results/cost.json"),
@@ -87,14 +87,16 @@ def cost(
     from hilore_planner.bench.runner import write_record
     from hilore_planner.bench.setting import setting_named
 
-    rows = bench_cost(
+    rows = []
+    for row in bench_cost(
         [setting_named(name) for name in setting or ["qwen2.5-1.5b:8"]],
         rungs=caps,
         costs=costs,
         device=device,
         side_by_side=side_by_side,
-    )
-    write_record(output, rows, device=device)
+    ):
+        rows.append(row)
+        write_record(output, rows, device=device)  # what is cut short leaves what it has
     print("\n".join(summary(rows)))
 
 

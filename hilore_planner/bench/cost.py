@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,22 @@ _SHOWN = 5
 
 def bench_cost(
     settings: Sequence[Setting], *, rungs: int, costs: str, device: str, side_by_side: int
-) -> list[Row]:
-    """Rows of every setting: stored whole, then ``rungs`` caps exact and as many compressed."""
-    rows: list[Row] = []
+) -> Iterator[Row]:
+    """Rows of every setting, as they are measured: stored whole, then ``rungs`` caps exact and as many compressed."""
     for setting in settings:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "whole.json"
             whole = _variant("hilore uncapped", None, COMPRESSED_ERROR, costs)
-            rows += run_jobs([Job(setting, whole, file)], device=device, side_by_side=1)
+            yield from _measured([Job(setting, whole, file)], device)
             if file.exists():
                 jobs = _ladder(setting, PlacementPlan.load(file), rungs, costs, Path(folder))
-                rows += run_jobs(jobs, device=device, side_by_side=side_by_side)
-    return [row | _ratio(row) for row in rows]
+                for start in range(0, len(jobs), side_by_side):
+                    yield from _measured(jobs[start : start + side_by_side], device)
+
+
+def _measured(jobs: Sequence[Job], device: str) -> Iterator[Row]:
+    for row in run_jobs(jobs, device=device, side_by_side=len(jobs)):
+        yield row | _ratio(row)
 
 
 def _ladder(

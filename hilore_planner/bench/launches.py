@@ -44,7 +44,7 @@ def launches(run: Callable[[], None], device: torch.device) -> list[Launch]:
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, record_shapes=True) as found:
+    with profile(activities=activities, record_shapes=True, acc_events=True) as found:
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
