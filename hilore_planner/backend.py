@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from hilore_planner.compiling import Attempt, RegionCompiler
+from hilore_planner.attempt import Attempt
+from hilore_planner.compiling import RegionCompiler
 from hilore_planner.correction import Aim
 from hilore_planner.errors import HiloreError, PlanFileError
 from hilore_planner.head_plan import HeadPlan

@@ -8,6 +8,7 @@ Where none is found, the plan of the least peak is compiled, whatever the cap: i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -16,14 +17,13 @@ from typing import Any
 
 import torch
 
+from hilore_planner.attempt import Attempt, corrected, fastest, is_repeated
 from hilore_planner.checking import dry_peak
 from hilore_planner.correction import Aim, settled
 from hilore_planner.errors import InfeasibleError, NoPlacementError, PlanFileError
 from hilore_planner.kept import KeptPlans, Known
-from hilore_planner.partitioner import CutSettings, HilorePartitioner, Modules, Planner
+from hilore_planner.partitioner import CutSettings, HilorePartitioner, Planner
 from hilore_planner.passes import compat
-from hilore_planner.passes.cost import PricedStep
-from hilore_planner.peak.step import StepPeak
 from hilore_planner.peak.wrapper import capture_wrappers
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.region import Surroundings
@@ -38,43 +38,8 @@ _WORTH_A_ROUND = 0.02
 _EXACT = 0.002
 """An estimate this near to the compiled code's peak has nothing to learn from it."""
 
-Compiled = Callable[..., Any]
 PlannerOf = Callable[[Aim, PlacementPlan | None], Planner]
 """Plans for an aim; or follows a plan that was made before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One compiled plan; ``plan`` is None where the region was not planned, for ``reason``."""
-
-    compiled: Compiled
-    plan: PlacementPlan | None
-    peak: StepPeak | None = None
-    reason: str = ""
-    graphs: Modules | None = None
-    """Forward and backward as they went to Inductor; None if they came from its cache."""
-    steps: tuple[PricedStep, ...] = ()
-    """What those graphs run, each with its predicted time."""
-    planning_seconds: float = 0.0
-    """Of the compilation, what was spent on planning."""
-    compile_seconds: float = 0.0
-
-    @property
-    def added_ns(self) -> int:
-        """Time that the plan's placement and head add to the update."""
-        assert self.plan is not None
-        return self.plan.solution.objective_ns + self.plan.head.head_ns
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak of the compiled code; the problem's own estimate where it could not be run dry."""
-        assert self.plan is not None
-        return self.plan.predicted_peak_bytes
-
-    @property
-    def beyond_bytes(self) -> int:
-        """What counts beyond the dry run."""
-        return 0 if self.peak is None else self.peak_bytes - self.peak.peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +71,10 @@ class RegionCompiler:
             return last
         if last is not None and last.plan is not None and self.is_given(last.plan):
             return self._checked(last)
-        best = self._known(_fastest(tried, self.cap_bytes))
+        best = self._known(fastest(tried, self.cap_bytes))
         if best is None:
             tried += self._least_rounds()
-            best = _fastest(tried, self.cap_bytes)
+            best = fastest(tried, self.cap_bytes)
         if best is None:
             raise self._infeasible(tried)
         return self._settled(best)
@@ -119,42 +84,55 @@ class RegionCompiler:
         tried: list[Attempt] = []
         aim = Aim(self.cap_bytes)
         while len(tried) < MAX_ROUNDS:
-            try:
-                last = self._attempt(aim, tried)
-            except NoPlacementError as error:
-                least_bytes = error.smallest_feasible_cap_bytes
-                if not tried or least_bytes is None or _fastest(tried, self.cap_bytes) is not None:
-                    break
-                # The difference found may be that of one plan only: look what the nearest plan really takes.
-                eased = aim.correction.eased(least_bytes - self.cap_bytes)
-                aim = replace(aim, correction=eased)
-                last = self._attempt(aim, tried)
+            found = self._next(aim, tried)
+            if found is None:
+                break
+            aim, last = found
             tried.append(last)
             if last.plan is None or last.peak is None or self.is_given(last.plan):
                 break
             self._log(len(tried), last)
-            if self._is_good(last) or _is_repeated(tried):
+            if self._is_good(last) or is_repeated(tried):
                 break
             if last.peak_bytes > self.cap_bytes and not aim.is_strict:
                 aim = replace(Aim(self.cap_bytes), is_strict=True)
             else:
-                aim = _corrected(aim, last)
+                aim = corrected(aim, last)
         return tried
+
+    def _next(self, aim: Aim, tried: Sequence[Attempt]) -> tuple[Aim, Attempt] | None:
+        """One more round, and what it was asked for in the end; None where there is nothing to try."""
+        try:
+            return aim, self._attempt(aim, tried)
+        except NoPlacementError as error:
+            least_bytes = error.smallest_feasible_cap_bytes
+        if not tried or least_bytes is None or fastest(tried, self.cap_bytes) is not None:
+            return None
+        # The difference found may be that of one plan only: look what the nearest plan really takes.
+        aim = replace(aim, correction=aim.correction.eased(least_bytes - self.cap_bytes))
+        with contextlib.suppress(NoPlacementError):
+            return aim, self._attempt(aim, tried)
+        return None
 
     def _least_rounds(self) -> list[Attempt]:
         """Attempts at the least peak, whatever the cap."""
         tried: list[Attempt] = []
         aim = Aim(None, is_strict=True)
         while len(tried) < _LEAST_ROUNDS:
-            last = self._attempt(aim, tried)
+            try:
+                last = self._attempt(aim, tried)
+            except NoPlacementError:
+                if not tried:
+                    raise
+                break
             tried.append(last)
             if last.plan is None or last.peak is None:
                 break
             self._log(len(tried), last)
             difference = abs(last.peak_bytes - last.plan.solution.peak_bytes)
-            if difference <= _EXACT * last.peak_bytes or _is_repeated(tried):
+            if difference <= _EXACT * last.peak_bytes or is_repeated(tried):
                 break
-            aim = _corrected(aim, last)
+            aim = corrected(aim, last)
         return tried
 
     def _known(self, best: Attempt | None) -> Attempt | None:
@@ -276,26 +254,3 @@ class RegionCompiler:
             smallest_feasible_cap_bytes=least_bytes,
             holding=tuple(owner.name for owner in owners),
         )
-
-
-def _fastest(tried: Sequence[Attempt], cap_bytes: int) -> Attempt | None:
-    """The fastest plan whose compiled code is under the cap."""
-    fitting = [attempt for attempt in tried if attempt.plan and attempt.peak_bytes <= cap_bytes]
-    return min(fitting, key=lambda attempt: attempt.added_ns, default=None)
-
-
-def _corrected(aim: Aim, last: Attempt) -> Aim:
-    assert last.plan is not None
-    assert last.peak is not None
-    correction = aim.correction.after(last.plan, last.peak, beyond_bytes=last.beyond_bytes)
-    return replace(aim, correction=correction)
-
-
-def _is_repeated(tried: Sequence[Attempt]) -> bool:
-    """Whether the last plan is one of those before: there is no more to learn."""
-    plans = [
-        (attempt.plan.solution.placement, attempt.plan.ordered_above_bytes)
-        for attempt in tried
-        if attempt.plan is not None
-    ]
-    return plans[-1] in plans[:-1]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hilore_planner.bench.peak import COMPRESSED_ERROR, ladder_caps
+from hilore_planner.bench.peak import COMPRESSED_ERROR, estimated_caps
 from hilore_planner.bench.runner import Job, Row, run_jobs
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.plan import PlacementPlan
@@ -48,7 +48,7 @@ def _ladder(
 ) -> list[Job]:
     jobs = []
     for label, error in (("exact", 0.0), ("compressed", COMPRESSED_ERROR)):
-        for cap in ladder_caps(plan, error, rungs):
+        for cap in estimated_caps(plan, error, rungs):
             file = folder / f"{label}-{cap}.json"
             jobs.append(Job(setting, _variant(f"hilore {label}", cap, error, costs), file))
     return jobs

@@ -7,6 +7,7 @@ each other.
 from __future__ import annotations
 
 import json
+import logging
 import statistics
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from hilore_planner.backend import hilore
 from hilore_planner.bench.attribution import NAMED_KERNELS, attributed
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.bench.trial import storage_bytes, time_ms, wait
+from hilore_planner.errors import NoPlacementError
 from hilore_planner.grpo.actor import (
     MODELS,
     actor_loss,
@@ -115,6 +117,25 @@ def _compiled(
     return torch.compile(loss, dynamic=False)
 
 
+class _Rounds(logging.Handler):
+    """Counts how often a region was planned and compiled."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line is logged for each round."""
+        self.count += record.msg.startswith("round ")
+
+
+def _count_rounds() -> _Rounds:
+    logger, rounds = logging.getLogger("hilore_planner.compiling"), _Rounds()
+    logger.addHandler(rounds)
+    logger.setLevel(logging.INFO)
+    return rounds
+
+
 def measure(update: Update, device: torch.device) -> dict[str, Any]:
     """Median time and peak of the update, measured apart: watching the CPU's allocator takes time."""
     for _ in range(WARM_UPS):
@@ -168,6 +189,7 @@ def main() -> None:
         "gradient_error": variant.gradient_error,
         "seed": setting.seed,
     }
+    rounds = _count_rounds()
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(job.get("plan") or Path(folder) / "plan.json")
         try:
@@ -183,9 +205,19 @@ def main() -> None:
             print("ready", flush=True)
             sys.stdin.readline()
             row |= measure(update, device) | _planned(plan)
+            row |= {"refused": False, "rounds": rounds.count} if variant.kind == "hilore" else {}
+            if "predicted_peak_bytes" in row:
+                row["ratio"] = round(row["predicted_peak_bytes"] / row["measured_peak_bytes"], 6)
             if variant.attribute:
                 row |= attributed(update.run, update.steps, device)
             row["tokens_per_second"] = round(1e3 * setting.tokens / row["time_ms"])
+        except NoPlacementError as error:
+            row |= {
+                "refused": True,
+                "rounds": rounds.count,
+                "error": f"{type(error).__name__}: {error}",
+            }
+            row["smallest_feasible_cap_bytes"] = error.smallest_feasible_cap_bytes
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"[:1500]
     print(json.dumps(row), flush=True)

@@ -15,8 +15,6 @@ from hilore_planner.bench.peak import summary as peak_summary
 from hilore_planner.bench.runner import Job, run_jobs, write_record
 from hilore_planner.bench.setting import SETTINGS, Setting, Variant, setting_named
 from hilore_planner.errors import OptionError
-from hilore_planner.solvers import replay
-from tests.plan_cases import toy_plan
 
 
 def test_a_setting_is_named_with_or_without_layers() -> None:
@@ -28,13 +26,8 @@ def test_a_setting_is_named_with_or_without_layers() -> None:
             setting_named(wrong)
 
 
-def test_a_ladder_starts_at_the_smallest_cap_that_something_fits() -> None:
-    plan = toy_plan()
-    caps = ladder_caps(plan, 0.0, 5)
-    assert caps == sorted(caps)
-    assert caps[-1] == plan.predicted_peak_bytes
-    lowest = plan.solve(memory_cap=caps[0])
-    assert replay(lowest.problem, lowest.solution.placement).peak_bytes <= caps[0]
+def test_a_ladder_is_even_and_has_both_ends() -> None:
+    assert ladder_caps(100, 200, 5) == [100, 125, 150, 175, 200]
 
 
 def test_jobs_run_side_by_side_and_a_failing_one_says_why() -> None:
@@ -64,9 +57,15 @@ def _cell(cap: int, peak: int, time_ms: float) -> dict[str, object]:
     return {"setting": "s", "variant": "v", "cap_bytes": cap, **figures}
 
 
+def _failed() -> list[dict[str, object]]:
+    """A cell without figures; and the end of a ladder, which is none of its cells."""
+    failed = {"setting": "s", "variant": "v", "error": "too small"}
+    return [failed | {"cap_bytes": 9}, failed | {"cap_bytes": 1}]
+
+
 def test_the_peak_summary_counts_what_is_out_of_order() -> None:
     rows = [_cell(10, 9, 5.0), _cell(20, 21, 4.0), _cell(30, 20, 6.0)]
-    (line,) = peak_summary([*rows, {"setting": "s", "variant": "v", "error": "too small"}])
+    (line,) = peak_summary([*rows, *_failed()])
     assert line == (
         "s, v: 3 of 4 cells; predicted/measured 1.0000 to 1.0000; over the cap 1; "
         "peaks fall 1 times, times rise 1 times as the cap grows"

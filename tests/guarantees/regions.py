@@ -14,7 +14,7 @@ import torch
 
 from hilore_planner.backend import hilore
 from hilore_planner.correction import Aim
-from hilore_planner.errors import RegionError
+from hilore_planner.errors import InfeasibleError, RegionError
 from hilore_planner.head_plan import HeadPlan
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, HilorePartitioner
@@ -86,6 +86,20 @@ class Region:
                 compiled(*self.inputs)
                 raise AssertionError("the region was not planned")
             return Planned(PlacementPlan.load(path), len(rounds), compiled)
+
+    def least_bytes(self, **options: Any) -> int:
+        """The smallest cap that is kept: what the error names where any cap is too small."""
+        refused = self.tried(self.base_bytes + 1, **options)
+        assert isinstance(refused, InfeasibleError)
+        assert refused.smallest_feasible_cap_bytes is not None
+        return refused.smallest_feasible_cap_bytes
+
+    def tried(self, cap: int | str, **options: Any) -> Planned | InfeasibleError:
+        """Compile under a cap; the error where nothing fits."""
+        try:
+            return self.planned(cap, **options)
+        except InfeasibleError as error:
+            return error
 
     def measured_bytes(self, planned: Planned) -> int:
         """Peak of a warm update on the CPU, what is held around it included; gradients are dropped at its end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hilore_planner.bench.peak import ladder_caps
+from hilore_planner.bench.peak import estimated_caps
 from tests.guarantees.architectures import ARCHITECTURES, region_of
 from tests.guarantees.regions import PLENTY, Region
 
@@ -16,7 +16,7 @@ WITHIN = 1.003
 def _check(region: Region, rung: int, gradient_error: float) -> set[str]:
     """Plans under one cap of a ladder and measures; returns the actions of the plan."""
     roomy = region.planned(PLENTY, gradient_error=gradient_error)
-    cap_bytes = ladder_caps(roomy.plan, gradient_error, RUNGS)[rung]
+    cap_bytes = estimated_caps(roomy.plan, gradient_error, RUNGS)[rung]
     planned = region.planned(cap_bytes, gradient_error=gradient_error)
     measured_bytes = region.measured_bytes(planned)
     assert measured_bytes <= planned.peak_bytes <= cap_bytes

@@ -6,19 +6,24 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
 
 from hilore_planner.bench.peak import ladder_caps
 from hilore_planner.peak.model import PolicyLoss, Shape
-from tests.guarantees.regions import PLENTY, Planned, Region, capture
+from tests.guarantees.regions import PLENTY, Region, capture
 
 pytestmark = pytest.mark.usefixtures("no_kernels")
 
-RUNGS = 7
+RUNGS = 4
 
 
 def policy(layers: int) -> Region:
     """The update of a toy of Qwen2's shape."""
-    return capture(policy_model(layers), torch.randint(512, (2, 128)), torch.rand(2, 128))
+    return capture(policy_model(layers), *policy_batch())
+
+
+def policy_batch() -> tuple[Tensor, Tensor]:
+    return torch.randint(512, (2, 128)), torch.rand(2, 128)
 
 
 def policy_model(layers: int) -> PolicyLoss:
@@ -31,11 +36,12 @@ def policy_model(layers: int) -> PolicyLoss:
 
 
 def test_more_memory_never_costs_time_and_every_cap_is_kept() -> None:
-    region = policy(layers=2)
-    caps = ladder_caps(region.planned(PLENTY).plan, 0.0, RUNGS)
-    # The lowest two are below what fusion makes of the estimate; see the random nets.
-    plans: list[Planned] = [region.planned(cap) for cap in caps[2:]]
-    for cap, planned in zip(caps[2:], plans, strict=True):
+    region = policy(layers=1)
+    least_bytes = region.least_bytes()
+    caps = ladder_caps(least_bytes, region.planned(PLENTY).peak_bytes, RUNGS)
+    plans = [region.planned(cap) for cap in caps]
+    assert plans[0].peak_bytes == least_bytes
+    for cap, planned in zip(caps, plans, strict=True):
         assert planned.peak_bytes <= cap
     for tighter, looser in itertools.pairwise(plans):
         assert tighter.added_ns >= looser.added_ns

@@ -1,0 +1,73 @@
+"""One compiled plan of a region, and how to choose among several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hilore_planner.correction import Aim
+from hilore_planner.partitioner import Modules
+from hilore_planner.passes.cost import PricedStep
+from hilore_planner.peak.step import StepPeak
+from hilore_planner.plan import PlacementPlan
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One compiled plan; ``plan`` is None where the region was not planned, for ``reason``."""
+
+    compiled: Compiled
+    plan: PlacementPlan | None
+    peak: StepPeak | None = None
+    reason: str = ""
+    graphs: Modules | None = None
+    """Forward and backward as they went to Inductor; None if they came from its cache."""
+    steps: tuple[PricedStep, ...] = ()
+    """What those graphs run, each with its predicted time."""
+    planning_seconds: float = 0.0
+    """Of the compilation, what was spent on planning."""
+    compile_seconds: float = 0.0
+
+    @property
+    def added_ns(self) -> int:
+        """Time that the plan's placement and head add to the update."""
+        assert self.plan is not None
+        return self.plan.solution.objective_ns + self.plan.head.head_ns
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of the compiled code; the problem's own estimate where it could not be run dry."""
+        assert self.plan is not None
+        return self.plan.predicted_peak_bytes
+
+    @property
+    def beyond_bytes(self) -> int:
+        """What counts beyond the dry run."""
+        return 0 if self.peak is None else self.peak_bytes - self.peak.peak_bytes
+
+
+def fastest(tried: Sequence[Attempt], cap_bytes: int) -> Attempt | None:
+    """The fastest plan whose compiled code is under the cap."""
+    fitting = [attempt for attempt in tried if attempt.plan and attempt.peak_bytes <= cap_bytes]
+    return min(fitting, key=lambda attempt: attempt.added_ns, default=None)
+
+
+def corrected(aim: Aim, last: Attempt) -> Aim:
+    """The same aim with what an attempt at it taught about the estimate."""
+    assert last.plan is not None
+    assert last.peak is not None
+    correction = aim.correction.after(last.plan, last.peak, beyond_bytes=last.beyond_bytes)
+    return replace(aim, correction=correction)
+
+
+def is_repeated(tried: Sequence[Attempt]) -> bool:
+    """Whether the last plan is one of those before: there is no more to learn."""
+    plans = [
+        (attempt.plan.solution.placement, attempt.plan.ordered_above_bytes)
+        for attempt in tried
+        if attempt.plan is not None
+    ]
+    return plans[-1] in plans[:-1]

@@ -1,0 +1,132 @@
+"""The rounds of a region, with compilations that are scripted: which plan is returned, which cap is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hilore_planner.attempt import Attempt
+from hilore_planner.compiling import RegionCompiler
+from hilore_planner.correction import Aim, settled
+from hilore_planner.errors import InfeasibleError
+from hilore_planner.kept import KeptPlans, Known
+from hilore_planner.partitioner import CutSettings, Planner
+from hilore_planner.passes import compat
+from hilore_planner.peak import StepPeak, Timeline
+from hilore_planner.plan import PlacementPlan
+from hilore_planner.region import surroundings
+from tests.plan_cases import MIB, toy_plan
+
+PLAN = toy_plan()
+ESTIMATE = PLAN.solution.peak_bytes
+
+
+def _timeline(peak_bytes: int) -> Timeline:
+    return Timeline((), 0, peak_bytes, 0, "", (), 0, 0, (), (), peak_bytes)
+
+
+def _peak(peak_bytes: int) -> StepPeak:
+    line = _timeline(peak_bytes)
+    return StepPeak(peak_bytes, "backward", 0, 0, 0, peak_bytes, line, line)
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted(RegionCompiler):
+    """Compiles nothing: peaks by the kind of round, in the order of the rounds."""
+
+    peaks: dict[str, list[int]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def _compiled(self, key: str, planner: Planner, settings: CutSettings) -> Attempt:
+        self.asked.append(key)
+        cap, kind, _ = key.removeprefix(f"{self.kept.region}-").split("-")
+        kind = cap if cap == "least" else kind
+        peak_bytes = self.peaks[kind].pop(0) if self.peaks[kind] else 0
+        if not peak_bytes:
+            raise InfeasibleError("nothing", smallest_feasible_cap_bytes=ESTIMATE, holding=())
+        # Frugal plans are slow.
+        time_ns = 10**9 - peak_bytes
+        solution = replace(PLAN.solution, objective_ns=time_ns)
+        problem = replace(PLAN.problem, memory_cap_bytes=ESTIMATE if cap == "least" else int(cap))
+        figures = replace(PLAN.predicted, peak_bytes=peak_bytes)
+        plan = replace(PLAN, problem=problem, solution=solution, predicted=figures)
+        plan = replace(plan, vocabulary=len(self.asked))
+        self.kept.note(Known(key, peak_bytes, time_ns))
+        return Attempt(lambda: None, plan, _peak(peak_bytes))
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptPlans:
+    monkeypatch.setattr(compat, "cache_folder", lambda: str(tmp_path))
+    return KeptPlans("region")
+
+
+def _no_plan(aim: Aim, plan: PlacementPlan | None) -> Any:
+    return None
+
+
+def _compiler(kept: KeptPlans, cap_bytes: int, **peaks: list[int]) -> Scripted:
+    return Scripted(
+        gm=torch.fx.GraphModule({}, torch.fx.Graph()),
+        inputs=(),
+        patches={},
+        around=surroundings([torch.ones(1)]),
+        cap_bytes=cap_bytes,
+        kept=kept,
+        planner=_no_plan,
+        settings=lambda _: CutSettings(),
+        is_given=lambda _: False,
+        peaks={"loose": [], "strict": [], "least": []} | peaks,
+    )
+
+
+def test_one_cap_that_is_kept_at_once_is_compiled_once(kept: KeptPlans) -> None:
+    compiler = _compiler(kept, 100 * MIB, loose=[100 * MIB])
+    assert compiler.run().peak_bytes == 100 * MIB
+    assert len(compiler.asked) == 1
+
+
+def test_above_the_cap_every_step_is_tied_next(kept: KeptPlans) -> None:
+    compiler = _compiler(kept, 100 * MIB, loose=[110 * MIB], strict=[100 * MIB])
+    assert compiler.run().peak_bytes == 100 * MIB
+    assert ["-loose-" in key for key in compiler.asked] == [True, False]
+
+
+def test_a_refusal_names_the_least_peak_ever_compiled(kept: KeptPlans) -> None:
+    compiler = _compiler(kept, 50 * MIB, least=[80 * MIB, 60 * MIB, 70 * MIB])
+    with pytest.raises(InfeasibleError, match=f"{60 * MIB} bytes") as refused:
+        compiler.run()
+    assert refused.value.smallest_feasible_cap_bytes == 60 * MIB
+
+
+def test_from_the_least_peak_on_no_cap_is_refused(kept: KeptPlans) -> None:
+    for cap_bytes in (60 * MIB, 75 * MIB):
+        compiler = _compiler(kept, cap_bytes, loose=[90 * MIB], least=[60 * MIB])
+        found = compiler.run()
+        assert found.peak_bytes <= cap_bytes
+        assert found.plan is not None
+        assert found.plan.problem.memory_cap_bytes == cap_bytes
+
+
+def test_known_plans_come_fastest_first_and_only_of_their_region(kept: KeptPlans) -> None:
+    slow, fast = Known("region-a", 1, 20), Known("region-b", 2, 10)
+    for known in (slow, fast):
+        kept.note(known)
+    KeptPlans("regional").note(Known("regional-c", 3, 5))
+    assert list(kept.known()) == [fast, slow]
+    assert kept.plan("region-a") is None
+    kept.keep("region-a", PLAN)
+    assert kept.plan("region-a") == PLAN
+
+
+def test_a_plan_for_another_cap_is_one_for_this_cap_too() -> None:
+    for cap_bytes in (2 * ESTIMATE, ESTIMATE - MIB):
+        found = settled(PLAN, _peak(cap_bytes), cap_bytes, 0)
+        assert found.problem.memory_cap_bytes == cap_bytes
+        assert found.solution.peak_bytes <= cap_bytes
+        assert found.solution.placement == PLAN.solution.placement
+        assert found.solution.status == "feasible"
