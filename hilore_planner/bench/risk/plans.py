@@ -18,7 +18,7 @@ from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import RiskProfile
-from hilore_planner.errors import InfeasibleError
+from hilore_planner.errors import NoPlacementError
 from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
 from hilore_planner.plan import PlacementPlan
@@ -79,7 +79,7 @@ class Candidates:
         fixed = min(position.fixed_bytes for position in self.roomy.problem.positions)
         try:
             least = self.roomy.solve(memory_cap=fixed, gradient_error=0.0).solution.peak_bytes
-        except InfeasibleError as error:
+        except NoPlacementError as error:
             least = error.smallest_feasible_cap_bytes or fixed
         most = self.roomy.solution.peak_bytes
         return least + int(self.subject.setting.room * (most - least))
