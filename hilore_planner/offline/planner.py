@@ -8,13 +8,11 @@ from typing import Any, Self
 
 from hilore_planner.correction import Aim
 from hilore_planner.errors import OptionError
-from hilore_planner.head_plan import HeadPlan
-from hilore_planner.offline.capture import Update, capture
+from hilore_planner.offline.capture import Capture, Update, capture
 from hilore_planner.offline.memory import state_count, surroundings_on
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, prepare
 from hilore_planner.passes.devices import DeviceProfile, profile_named
-from hilore_planner.passes.graph import JointGraph
 from hilore_planner.plan import CHECKED, PlacementPlan
 from hilore_planner.planning import head_trial, plan_region
 from hilore_planner.region import Surroundings, surroundings
@@ -66,24 +64,38 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An update's joint graph and what surrounds it, ready to be planned."""
+    """An update's joint graph and what surrounds it, ready to be planned for one cap after another."""
 
-    joint: JointGraph
-    head: HeadPlan
+    capture: Capture
     surroundings: Surroundings
     options: Options
-    region: str
     cap_bytes: int
+    """The cap that was asked for."""
 
-    def plan(self, *, must_fit: bool = True) -> PlacementPlan:
-        """Solve; ``must_fit`` as of :func:`hilore_planner.planning.plan_region`."""
+    def plan(self, cap_bytes: int | None, *, must_fit: bool = True) -> PlacementPlan:
+        """Decide about the head, then solve; None: for the least peak there is.
+
+        ``must_fit`` is that of :func:`hilore_planner.planning.plan_region`.
+        """
+        asked, captured = self.options, self.capture
+        joint, head = prepare(
+            captured.copied(),
+            CutSettings(
+                asked.checkpoint_tags,
+                asked.head,
+                head_trial(self.surroundings, asked, cap_bytes or 1),
+                head_totals=asked.head_totals,
+            ),
+            num_forward_outputs=captured.num_forward_outputs,
+            static_input_indices=captured.static_input_indices,
+        )
         planned = plan_region(
-            self.joint,
+            joint,
             self.surroundings,
-            self.options,
-            region=self.region,
-            aim=Aim(self.cap_bytes),
-            head=self.head,
+            asked,
+            region=captured.region,
+            aim=Aim(cap_bytes),
+            head=head,
             must_fit=must_fit,
         )
         origin = planned.plan.provenance
@@ -118,11 +130,12 @@ def plan(
         InfeasibleError: nothing fits the cap; it has the smallest cap that something fits.
     """
     request = Request.parse(device=device, optimizer=optimizer, **options)
-    return trace(request, update, *example_inputs).plan()
+    traced = trace(request, update, *example_inputs)
+    return traced.plan(traced.cap_bytes)
 
 
 def trace(request: Request, update: Update, *example_inputs: Any) -> Traced:
-    """The part of :func:`plan` before the solver."""
+    """The part of :func:`plan` before anything is decided."""
     asked, profile = request.options, request.profile
     captured = capture(
         update,
@@ -136,15 +149,4 @@ def trace(request: Request, update: Update, *example_inputs: Any) -> Traced:
         around.usable_bytes,
         auto_reserved_bytes=around.pending_optimizer_bytes,
     )
-    joint, head = prepare(
-        captured.gm,
-        CutSettings(
-            asked.checkpoint_tags,
-            asked.head,
-            head_trial(around, asked, cap_bytes),
-            head_totals=asked.head_totals,
-        ),
-        num_forward_outputs=captured.num_forward_outputs,
-        static_input_indices=captured.static_input_indices,
-    )
-    return Traced(joint, head, around, asked, captured.region, cap_bytes)
+    return Traced(captured, around, asked, cap_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hilore_planner.offline.planner import Request, trace
+from hilore_planner.offline.planner import Request, Traced, trace
 from hilore_planner.offline.workload import Workload, fake_update
 from hilore_planner.plan import PlacementPlan
 
@@ -58,22 +58,21 @@ def study(workload: Workload, *, device: str, optimizer: str, points: int, **opt
     request = Request.parse(device=device, optimizer=optimizer, **options)
     update = fake_update(workload)
     traced = trace(request, update.loss, *update.inputs)
-    everything = replace(traced, region=str(workload), cap_bytes=_ROOMY_BYTES).plan()
-    seconds = traced.options.solver_seconds
-    plan = everything.solve(memory_cap=traced.cap_bytes, solver_seconds=seconds, must_fit=False)
-    frontier = _frontier(everything, points, seconds)
-    return Study(workload, update.parameters, update.trained, plan, frontier)
+    traced = replace(traced, capture=replace(traced.capture, region=str(workload)))
+    plan = traced.plan(traced.cap_bytes, must_fit=False)
+    return Study(workload, update.parameters, update.trained, plan, _frontier(traced, points))
 
 
-def _frontier(everything: PlacementPlan, points: int, seconds: float) -> tuple[PlacementPlan, ...]:
-    nothing = everything.solve(memory_cap=1, solver_seconds=seconds, must_fit=False).solution
+def _frontier(traced: Traced, points: int) -> tuple[PlacementPlan, ...]:
+    """Each cap decides about the head anew; the last is what storing everything takes."""
+    everything = traced.plan(_ROOMY_BYTES)
     most_bytes = everything.solution.peak_bytes
-    least_bytes = nothing.smallest_feasible_cap_bytes
-    if least_bytes is None:
+    tightest = traced.plan(None, must_fit=False)
+    if not tightest.solution.is_placed:
         return ()
-    tightest = everything.solve(
-        memory_cap=least_bytes, solver_seconds=seconds, warm_start=nothing.witness
-    )
+    least_bytes = tightest.problem.memory_cap_bytes
     room_bytes = max(0, most_bytes - least_bytes)
-    caps = {least_bytes + room_bytes * step // (points - 1) for step in range(points)}
-    return tightest.sweep(sorted(caps), solver_seconds=seconds)
+    caps = {least_bytes + room_bytes * step // (points - 1) for step in range(1, points - 1)}
+    between = (traced.plan(cap, must_fit=False) for cap in sorted(caps - {least_bytes, most_bytes}))
+    last = everything.solve(memory_cap=most_bytes, solver_seconds=traced.options.solver_seconds)
+    return (tightest, *between, last) if least_bytes < most_bytes else (tightest,)

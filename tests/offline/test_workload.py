@@ -36,7 +36,8 @@ def _workload(folder: Path, **fields: object) -> Workload:
 def _plan(workload: Workload) -> PlacementPlan:
     update = fake_update(workload)
     request = Request.parse(device="h200", optimizer="none")
-    return trace(request, update.loss, *update.inputs).plan()
+    traced = trace(request, update.loss, *update.inputs)
+    return traced.plan(traced.cap_bytes)
 
 
 def _masks(plan: PlacementPlan) -> list[Advice]:
