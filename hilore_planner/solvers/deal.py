@@ -6,7 +6,9 @@ from a copy, and so inexact; the folded program counts on as little of that as c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from hilore_planner.solvers.fold import Folded
 from hilore_planner.solvers.structure import Structure
@@ -16,21 +18,53 @@ _RANKS: tuple[Mapping[str, int], ...] = ({STORE: 1, RECOMPUTE: 2}, {STORE: 0, RE
 """Where actions come in a hand: copies first, or after what is stored."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Hand:
+    """Units, ascending, and how many of them get each action."""
+
+    units: Sequence[int]
+    counts: Mapping[str, int]
+
+
 def dealt(folded: Folded, values: Sequence[float]) -> Iterator[dict[str, str]]:
     """Actions by unit that have the counts in ``values``, one for each way to deal them out."""
     structure = folded.program.variables.structure
-    hands = {
-        first: {action: round(values[column]) for action, column in actions.items()}
-        for first, actions in enumerate(folded.program.variables.actions)
-    }
-    for rank in _RANKS if any(structure.tainted) else _RANKS[:1]:
-        for is_reversed in (False, True):
-            table = _Table(structure)
-            for first, members in folded.members.items():
-                counts = hands[first]
-                hand = [a for a in _ordered(counts, rank) for _ in range(counts[a])]
-                table.deal(members[::-1] if is_reversed else members, hand)
-            yield table.choice()
+    hands = [
+        _Hand(members, {a: round(values[column]) for a, column in actions.items()})
+        for first, members in folded.members.items()
+        for actions in [folded.program.variables.actions[first]]
+    ]
+    pooled = _pooled(structure, hands)
+    for held in [pooled] if len(pooled) == len(hands) else [pooled, hands]:
+        for rank in _RANKS if any(structure.tainted) else _RANKS[:1]:
+            for is_reversed in (True, False):
+                table = _Table(structure)
+                for hand in held:
+                    order = _ordered(hand.counts, rank)
+                    units = hand.units[::-1] if is_reversed else hand.units
+                    table.deal(units, [a for a in order for _ in range(hand.counts[a])])
+                yield table.choice()
+
+
+def _pooled(structure: Structure, hands: Sequence[_Hand]) -> list[_Hand]:
+    """Hands of classes that only lie apart as one.
+
+    Where peak rows tell classes apart, the program minds little which of them recomputes, but
+    positions without a row may.
+    """
+    pools: dict[Hashable, list[_Hand]] = defaultdict(list)
+    for hand in hands:
+        unit = structure.problem.units[hand.units[0]]
+        sizes = (unit.kept_bytes, unit.rebuilt_bytes, unit.keep_ns, unit.recompute_ns)
+        alike = (unit.kind or unit.name, bool(unit.read_at), sizes, tuple(hand.counts))
+        pools[(*alike, id(structure.forms[hand.units[0]]))].append(hand)
+    return [
+        _Hand(
+            sorted(u for hand in pool for u in hand.units),
+            {action: sum(hand.counts[action] for hand in pool) for action in pool[0].counts},
+        )
+        for pool in pools.values()
+    ]
 
 
 def _ordered(actions: Mapping[str, int], rank: Mapping[str, int]) -> list[str]:

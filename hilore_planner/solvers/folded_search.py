@@ -38,12 +38,12 @@ def search_folded(
     Args:
         goal: what is minimised.
         structure: the problem's structure.
-        refinement: its peaks are where the first peak rows are; it is left as it is.
+        refinement: where the first peak rows are; grows by those that are found to be needed.
         limits: when to stop.
         start: a placement that may be returned, if there is one.
     """
-    tried = Refinement(peaks=list(refinement.peaks))
-    best, bound = start, 0
+    tried = Refinement(peaks=refinement.peaks)  # one list: the program itself gets the rows, too
+    best, bound, known_bound = start, 0, 0
     for _ in range(_ROUNDS):
         folded = fold(structure, tried, goal.cap_bytes)
         result = solve_linear(
@@ -56,19 +56,20 @@ def search_folded(
             return Found(None, bound, infeasible=True)
         if not result.values:
             break
-        made = [
-            candidate(structure, place(structure, complete(structure, choice)))
-            for choice in dealt(folded, result.values)
-        ]
-        best = _best(goal, structure, best, made)
-        if best is not None and limits.close(goal.value(best.replay), bound):
-            return Found(best, bound)
+        made: list[Candidate] = []
+        for choice in dealt(folded, result.values):
+            made.append(candidate(structure, place(structure, complete(structure, choice))))
+            best = _best(goal, structure, best, made[-1:])
+            if best is not None and limits.close(goal.value(best.replay), bound):
+                return Found(best, bound)
         nearest = min(made, key=lambda each: each.replay.peak_bytes)
         over = over_positions(nearest.replay.position_bytes, goal.cap_bytes)
         new = [k for k in over if k not in tried.peaks][:_PEAKS_A_ROUND]
-        if not new:
+        has_stalled = limits.close(bound, known_bound)
+        if has_stalled or not new:
             unfolded = _unfolded(goal, tried, folded, result, limits)
             return Found(_best(goal, structure, best, unfolded), bound)
+        known_bound = bound
         for k in new:
             tried.add_peak(k)
     return Found(best, bound)

@@ -198,7 +198,8 @@ def search(
 ) -> Found:
     """Minimise ``goal``: solve, replay, refine where the replay is higher, and solve again.
 
-    Behind fences the bound is one on fenced placements only.
+    After ``rounds`` the refinement is ready for another search to go on from there. Behind fences
+    the bound is one on fenced placements only.
     """
     bound = 0
     for round_number in range(rounds):
@@ -218,24 +219,22 @@ def search(
         found = candidate(structure, read_placement(program.variables, result.values))
         over = over_positions(found.replay.position_bytes, goal.limit_bytes(program, result))
         _log_round(goal, round_number, program, found, len(over))
-        best = _better(goal, structure, best, found)
+        usable = found if goal.accepts(structure, found) else None
+        if usable is None and round_number == 0:
+            usable = goal.repair(structure, found)
+        best = _better(goal, best, usable)
         if best is not None and closed(goal.value(best.replay), bound, limits.relative_gap):
             break
         exact = not over and found.in_budget(structure)
-        if exact or round_number == rounds - 1 or limits.out_of_time():
+        if exact or limits.out_of_time():
             break
         _grow(structure, refinement, found, over)
     return Found(best, bound)
 
 
-def _better(
-    goal: Goal, structure: Structure, best: Candidate | None, found: Candidate
-) -> Candidate | None:
-    """The better of ``best`` and what of ``found`` can be used."""
-    usable = found if goal.accepts(structure, found) else goal.repair(structure, found)
-    if usable is None:
-        return best
-    return min(best or usable, usable, key=lambda each: goal.value(each.replay))
+def _better(goal: Goal, best: Candidate | None, usable: Candidate | None) -> Candidate | None:
+    known = [each for each in (best, usable) if each is not None]
+    return min(known, key=lambda each: goal.value(each.replay), default=None)
 
 
 def _grow(

@@ -58,14 +58,18 @@ def test_what_is_dealt_has_the_counts(problem: PlacementProblem) -> None:
     structure = analyse(problem)
     folded = folded_at(problem, [problem.first_backward])
     result = solve_linear(folded.program.model)
+    actions = folded.program.variables.actions
+    counts: Counter[tuple[str, str]] = Counter()
+    for first in folded.members if result.values else ():
+        for action, column in actions[first].items():
+            kind = problem.units[first].kind
+            counts[kind, action] += round(result.values[column])
     for choice in dealt(folded, result.values) if result.values else ():
         replay(problem, place(structure, complete(structure, choice)))
-        for first, members in folded.members.items():
-            names = [problem.units[u].name for u in members]
-            given_out = Counter(choice[name] for name in names if name in choice)
-            columns = folded.program.variables.actions[first]
-            counts = {action: round(result.values[column]) for action, column in columns.items()}
-            assert given_out == Counter({action: n for action, n in counts.items() if n})
+        given_out = Counter(
+            (unit.kind, choice[unit.name]) for unit in problem.units if unit.name in choice
+        )
+        assert given_out == +counts
 
 
 def test_it_is_no_larger_for_more_layers() -> None:
