@@ -84,7 +84,11 @@ def test_an_unknown_option_names_the_nearest_and_the_accepted() -> None:
         ("plan", 3, r"is 3; accepted: a path"),
         ("plan", "nowhere/update.json", r"accepted: a file in a folder that exists; there is no n"),
         ("on_mismatch", "ignore", r"is 'ignore'; accepted: 'error' \| 'replan'"),
-        ("costs", "measured", r"is 'measured'; accepted: 'roofline'"),
+        (
+            "costs",
+            "guessed",
+            r"is 'guessed'; accepted: 'auto' \| 'measured' \| 'roofline' \| the path",
+        ),
         ("checkpoint_tags", None, r"is None; accepted: 'override' \| 'respect' \| 'error'"),
         ("solver_seconds", 0, r"is 0; accepted: a number of seconds"),
         ("solver_seconds", True, r"is True; accepted: a number of seconds"),
