@@ -23,10 +23,10 @@ _MOST_COPIES = 16
 _STEADY_SECONDS = 0.1
 _BATCH_SECONDS = 0.01
 _BATCHES = 5
-_MOST_CALLS = 200
+_MOST_CALLS = 100
 """In one batch: more would not fit the queue of launches."""
-_PAUSE_CYCLES_PER_CALL = 40_000
-"""About 20 microseconds: what Python takes for a call."""
+_PAUSE_CYCLES_PER_CALL = 100_000
+"""About 50 microseconds: more than Python takes for a call."""
 _QUIET = 0.1
 """Spread of the batches above which something else was running."""
 _TRIES = 4
