@@ -40,7 +40,6 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Exact:
     ("codec", "limit"),
     [
         ("int8", 0.02),
-        ("int6", 0.08),
         ("int8[:4/16x64]+int6", 0.08),
     ],
 )
