@@ -13,8 +13,8 @@ from hilore_planner.bench.head_ways import HeadBatch, Level, policy_loss
 _ROWS = 512
 """At a time: 0.6 GiB of float64 logits of a vocabulary of 152k."""
 _LOGIT_DEVIATION = 2.0
-_RATIO_DEVIATION = 0.1
-"""Of log-ratios: some tokens are clipped, most are not."""
+_LOG_RATIOS = (-0.3, -0.1, 0.1, 0.1, -0.1, 0.3, 0.1, -0.1)
+"""One of them for each token. A quarter are beyond the clip's bounds, none so near that rounded logits cross one."""
 
 
 def head_batch(
@@ -38,8 +38,9 @@ def head_batch(
     batch = HeadBatch(
         states, weight, targets, torch.zeros_like(targets, dtype=torch.float32), advantages
     )
-    noise = _RATIO_DEVIATION * torch.randn(sequences, tokens, **like)  # type: ignore[call-overload]
-    old = (_log_probs(batch).view_as(targets) + noise).float()
+    choice = torch.randint(len(_LOG_RATIOS), (sequences, tokens), **like)  # type: ignore[call-overload]
+    gap = torch.tensor(_LOG_RATIOS, device=device, dtype=torch.float64)[choice]
+    old = (_log_probs(batch).view_as(targets) - gap).float()
     return HeadBatch(states.requires_grad_(), weight.requires_grad_(), targets, old, advantages)
 
 
