@@ -177,6 +177,18 @@ def _planned(path: Path) -> dict[str, Any]:
     }
 
 
+def _run_first(update: Update, device: torch.device, start: float) -> dict[str, Any]:
+    """Compile: run once, and say how long that took since ``start`` and what is held then."""
+    update.run()
+    update.clear()
+    wait(device)
+    row: dict[str, Any] = {"first_call_seconds": round(time.perf_counter() - start, 1)}
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        row["static_bytes"] = torch.cuda.memory_allocated(device)
+    return row
+
+
 def main() -> None:
     """Read one job from standard input, answer on standard output."""
     job = json.loads(sys.stdin.readline())
@@ -195,13 +207,7 @@ def main() -> None:
         try:
             start = time.perf_counter()
             update = Update(setting, variant, device, plan)
-            update.run()
-            update.clear()
-            wait(device)
-            row["first_call_seconds"] = round(time.perf_counter() - start, 1)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-                row["static_bytes"] = torch.cuda.memory_allocated(device)
+            row |= _run_first(update, device, start)
             print("ready", flush=True)
             sys.stdin.readline()
             row |= measure(update, device) | _planned(plan)
