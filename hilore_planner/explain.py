@@ -77,7 +77,7 @@ def explain(plan: PlacementPlan) -> Explanation:
         peak_bytes=found.peak_bytes,
         owners=owners,
         levers=_levers(plan, found),
-        advice=(*plan.advice, *_advice(owners, found.peak_bytes)),
+        advice=(*plan.advice, *_advice(owners, found.peak_bytes, is_cut=plan.head.chunks > 0)),
     )
 
 
@@ -133,8 +133,8 @@ def _fixed_owners(plan: PlacementPlan, position: int) -> Iterator[Owner]:
         yield Owner("fixed", "other temporaries, less what is reused" if held else "", 0, rest)
 
 
-def _advice(owners: Sequence[Owner], peak_bytes: int) -> Iterator[Advice]:
-    """What to change in the program where no placement helps."""
+def _advice(owners: Sequence[Owner], peak_bytes: int, *, is_cut: bool) -> Iterator[Advice]:
+    """What to change in the program where no placement helps; of a head that is cut, the plan chose how finely."""
     for owner in owners:
         if owner.alive_bytes < _WORTH_ADVICE * peak_bytes:
             continue
@@ -145,7 +145,7 @@ def _advice(owners: Sequence[Owner], peak_bytes: int) -> Iterator[Advice]:
                 "they and their gradient are alive while the backward runs; compute log-probabilities inside the "
                 "compiled function and return those"
             )
-        elif owner.what.endswith(_VOCABULARY) and not owner.what.startswith("incoming"):
+        elif owner.what.endswith(_VOCABULARY) and not (is_cut or owner.what.startswith("incoming")):
             remedy = (
                 "take the loss of the logits inside the compiled function, so that the head can be cut into chunks "
                 "of rows (option head)"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hilore_planner.errors import PlanFileError
 from hilore_planner.explain import Explanation, explain
+from hilore_planner.head_plan import HeadPlan
 from hilore_planner.plan import FixedPart, PlacementPlan
 from hilore_planner.plan_check import check
 from hilore_planner.render.explain import explain as render
@@ -54,6 +55,15 @@ def test_the_explanation_reads(golden: Golden) -> None:
     plan = _with_parts()
     lines = [line.plain for line in render(plan, explain(plan), 150)]
     golden.check("explain-parts.txt", "\n".join(lines) + "\n")
+
+
+def test_a_head_that_is_cut_needs_no_advice() -> None:
+    plan = replace(_with_parts(), fixed_parts=())
+    end = len(plan.problem.positions) - 1
+    chunk = FixedPart("forward values", 200 * MIB, 0, end, "mm (model.py:7)", (4, VOCABULARY))
+    for chunks, count in ((0, 1), (2, 0)):
+        cut = replace(plan, fixed_parts=(chunk,), head=HeadPlan("early", chunks))
+        assert len(explain(cut).advice) == count
 
 
 @pytest.mark.parametrize(
