@@ -26,11 +26,12 @@ _UNCAPPED = "hilore uncapped"
 def bench_peak(
     settings: Sequence[Setting], *, rungs: int, device: str, side_by_side: int
 ) -> list[Row]:
-    """Rows of every setting: stored whole, refused, then ``rungs`` caps exact and as many compressed."""
+    """Rows of every setting: stored whole, then ``rungs`` caps exact and as many compressed."""
     ends = [Job(setting, variant) for setting in settings for variant in _ends()]
     rows = run_jobs(ends, device=device, side_by_side=side_by_side)
     jobs = [job for setting in settings for job in _ladder(setting, rows, rungs)]
-    return rows + run_jobs(jobs, device=device, side_by_side=side_by_side)
+    kept = [row for row in rows if not row.get("refused")]
+    return kept + run_jobs(jobs, device=device, side_by_side=side_by_side)
 
 
 def _ends() -> list[Variant]:
@@ -73,11 +74,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     """What the rows say: worst ratios, caps held, order of peaks and times."""
     lines = []
     for name in dict.fromkeys((row["setting"], row["variant"]) for row in rows):
-        cells = [
-            row
-            for row in rows
-            if (row["setting"], row["variant"]) == name and row["cap_bytes"] != 1
-        ]
+        cells = [row for row in rows if (row["setting"], row["variant"]) == name]
         done = [row for row in cells if "error" not in row]
         ratios = [row["predicted_peak_bytes"] / row["measured_peak_bytes"] for row in done]
         over = sum(

@@ -57,15 +57,9 @@ def _cell(cap: int, peak: int, time_ms: float) -> dict[str, object]:
     return {"setting": "s", "variant": "v", "cap_bytes": cap, **figures}
 
 
-def _failed() -> list[dict[str, object]]:
-    """A cell without figures; and the end of a ladder, which is none of its cells."""
-    failed = {"setting": "s", "variant": "v", "error": "too small"}
-    return [failed | {"cap_bytes": 9}, failed | {"cap_bytes": 1}]
-
-
 def test_the_peak_summary_counts_what_is_out_of_order() -> None:
     rows = [_cell(10, 9, 5.0), _cell(20, 21, 4.0), _cell(30, 20, 6.0)]
-    (line,) = peak_summary([*rows, *_failed()])
+    (line,) = peak_summary([*rows, {"setting": "s", "variant": "v", "error": "too small"}])
     assert line == (
         "s, v: 3 of 4 cells; predicted/measured 1.0000 to 1.0000; over the cap 1; "
         "peaks fall 1 times, times rise 1 times as the cap grows"
