@@ -89,11 +89,9 @@ def summary(rows: Sequence[Row]) -> list[str]:
             continue
         ratios = [row["time_ratio"] for row in done]
         right, pairs = ordered_share(done)
-        shares = [
-            row["planning_seconds"] / row["compile_seconds"]
-            for row in done
-            if row["compile_seconds"]
-        ]
+        # The uncapped update may have measured costs first, which is not planning.
+        ladder = [row for row in done if row["cap_bytes"] and row["compile_seconds"]]
+        shares = [row["planning_seconds"] / row["compile_seconds"] for row in ladder]
         lines.append(
             f"{name}: {len(done)} of {len(of_setting)} plans; predicted/measured time {min(ratios):.3f} to "
             f"{max(ratios):.3f}; {right} of {pairs} pairs more than {_APART:.0%} apart in the right order; planning "

@@ -86,6 +86,7 @@ def row(time_ms: float, predicted_ms: float) -> dict[str, object]:
     return {
         "setting": "toy",
         "variant": "hilore exact",
+        "cap_bytes": 2**20,
         "time_ms": time_ms,
         "predicted_time_ns": round(1e6 * predicted_ms),
         "time_ratio": predicted_ms / time_ms,
