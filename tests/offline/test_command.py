@@ -59,7 +59,7 @@ def test_a_config_is_planned_and_every_command_reads_the_plan(hilore: Run, tmp_p
     path, other = tmp_path / "plan.json", tmp_path / "other.json"
     result = hilore(
         *("plan", "--model", _config(tmp_path), "--device", "a100-40g", *SIZES),
-        *("--gradient-error", "0.01", "--codecs", "int8", "--points", "3", "-o", path),
+        *("--gradient-error", "0.01", "--codecs", "int8", "--points", "2", "-o", path),
     )
     assert (result.code, result.err) == (0, "")
     for part in (
@@ -88,7 +88,7 @@ def test_a_config_is_planned_and_every_command_reads_the_plan(hilore: Run, tmp_p
 
 def test_as_json(hilore: Run, tmp_path: Path) -> None:
     config = _config(tmp_path)
-    result = hilore("plan", "--model", config, *SIZES, "--points", "4", "--json")
+    result = hilore("plan", "--model", config, *SIZES, "--points", "3", "--json")
     record: dict[str, Any] = json.loads(result.out)
     assert record["status"] == "optimal"
     assert record["workload"]["model"] == str(config)
@@ -107,7 +107,9 @@ def test_as_json(hilore: Run, tmp_path: Path) -> None:
 
 
 def test_where_nothing_fits_the_frontier_is_still_there(hilore: Run, tmp_path: Path) -> None:
-    result = hilore("plan", "--model", _config(tmp_path), *SIZES, "--memory-cap", "1MiB")
+    result = hilore(
+        "plan", "--model", _config(tmp_path), *SIZES, "--points", "2", "--memory-cap", "1MiB"
+    )
     assert result.code == 1
     assert "nothing fits memory_cap 1.0 MiB" in result.err
     assert "infeasible" in result.out
