@@ -40,8 +40,8 @@ class MeasuredBatch:
 
     @property
     def exposed(self) -> float:
-        """What squared gradient norms are in proportion to on average: squared exposure, where it is known."""
-        return 1.0 if self.weights is None else self.weights.total
+        """What squared gradient norms are in proportion to on average: squared exposure; themselves, if not known."""
+        return self.squared_norm if self.weights is None else self.weights.total
 
     @property
     def dtype(self) -> torch.dtype:
