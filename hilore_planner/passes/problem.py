@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import codec_for, is_wide_float
 from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.overwrite import fixed_bytes
-from hilore_planner.passes.risk import FIRST_ORDER, RiskModel, is_mask
+from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import CompressedForm, PlacementProblem, Position, Unit
 
@@ -30,10 +30,30 @@ def build_problem(
     positions = tuple(
         Position(schedule.label(step), fixed_bytes=size) for step, size in enumerate(fixed)
     )
-    units = tuple(_unit(graph, costs, risks, unit, codecs) for unit in graph.units.values())
+    forms = {
+        name: _forms(graph, costs, risks, unit, codecs) if _may_shrink(graph, unit) else ()
+        for name, unit in graph.units.items()
+    }
+    useful = _useful(forms.values(), codecs, gradient_error)
+    units = tuple(
+        _unit(graph, costs, risks, unit, forms[name], useful) for name, unit in graph.units.items()
+    )
     return PlacementProblem(
         units, positions, schedule.first_backward, memory_cap_bytes, gradient_error
     )
+
+
+def _useful(
+    forms: Iterable[Sequence[CompressedForm]], codecs: Sequence[str], gradient_error: float
+) -> tuple[str, ...]:
+    """Codecs that some unit can afford.
+
+    What is recomputed from a copy is charged for the worst of them, so that one too coarse for any unit would only
+    make recomputation dear. Without a budget, which codecs are of use is left open.
+    """
+    budget = gradient_error**2 or float("inf")
+    affordable = {form.codec for unit in forms for form in unit if form.risk <= budget}
+    return tuple(codec for codec in codecs if codec in affordable)
 
 
 def _unit(
@@ -41,9 +61,9 @@ def _unit(
     costs: Costs,
     risks: RiskModel,
     unit: RecoveryUnit,
+    forms: Sequence[CompressedForm],
     codecs: Sequence[str],
 ) -> Unit:
-    forms = tuple(_forms(graph, costs, risks, unit, codecs)) if _may_shrink(graph, unit) else ()
     return Unit(
         name=unit.name,
         kept_bytes=unit.kept_bytes,
@@ -56,10 +76,8 @@ def _unit(
         read_at=unit.read_at,
         can_store=unit.can_store,
         can_recompute=unit.can_recompute,
-        codecs=forms,
-        inexact_risk=risks.inexact_risk(
-            unit, codecs if is_mask(unit) else [form.codec for form in forms]
-        ),
+        codecs=tuple(form for form in forms if form.codec in codecs),
+        inexact_risk=risks.inexact_risk(unit, codecs),
         kind=unit.origin.kind,
         layer=unit.origin.layer,
     )
