@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -176,6 +177,36 @@ def gspo(logp: Tensor, b: Batch) -> Tensor:
     """Sequence-level ratios, clipped."""
     ratio = torch.exp(((logp - b.old) * b.mask).sum(1) / b.mask.sum(1))
     return -torch.minimum(ratio * b.advantages, ratio.clamp(0.8, 1.2) * b.advantages).mean()
+
+
+def logsumexp_gather(logits: Tensor, targets: Tensor) -> Tensor:
+    return logits.gather(-1, targets[..., None])[..., 0] - torch.logsumexp(logits, -1)
+
+
+def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.log_softmax(logits, -1).gather(-1, targets[..., None]).squeeze(-1)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return -flat.view(targets.shape)
+
+
+def logsumexp_of_each(logits: Tensor, targets: Tensor) -> Tensor:
+    """As TRL had it, and verl has without flash-attn: one sequence after another."""
+    picked = logits.gather(-1, targets[..., None])[..., 0]
+    return picked - torch.stack([torch.logsumexp(sequence, -1) for sequence in logits])
+
+
+def log_softmax_of_each(logits: Tensor, targets: Tensor) -> Tensor:
+    """The same for bfloat16, which it keeps."""
+    pairs = zip(logits, targets, strict=True)
+    return torch.stack([log_softmax_gather(sequence, target) for sequence, target in pairs])
+
+
+def entropy(logits: Tensor) -> Tensor:
+    logs = F.log_softmax(logits, -1)
+    return -(logs.exp() * logs).sum(-1)
 
 
 def responses(b: Batch) -> Tensor:

@@ -24,19 +24,15 @@ from tests.head.heads import (
     assert_close,
     batch,
     capture,
+    entropy,
+    logsumexp_gather,
     ppo,
     prepare,
     responses,
     site,
     wide_alive,
 )
-from tests.head.test_forms import (
-    entropy,
-    logits_of,
-    logsumexp_gather,
-    plain,
-    sequence_softmax,
-)
+from tests.head.test_forms import logits_of, plain, sequence_softmax
 
 ROWS, HIDDEN, VOCABULARY = 4096, 2048, 151_936
 

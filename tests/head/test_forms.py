@@ -18,42 +18,18 @@ from tests.head.heads import (
     assert_close,
     batch,
     capture,
+    cross_entropy,
+    entropy,
     gspo,
+    log_softmax_gather,
+    log_softmax_of_each,
+    logsumexp_gather,
+    logsumexp_of_each,
     ppo,
     responses,
     site,
     wide_alive,
 )
-
-
-def logsumexp_gather(logits: Tensor, targets: Tensor) -> Tensor:
-    return logits.gather(-1, targets[..., None])[..., 0] - torch.logsumexp(logits, -1)
-
-
-def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.log_softmax(logits, -1).gather(-1, targets[..., None]).squeeze(-1)
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    return -flat.view(targets.shape)
-
-
-def logsumexp_of_each(logits: Tensor, targets: Tensor) -> Tensor:
-    """As TRL had it, and verl has without flash-attn: one sequence after another."""
-    picked = logits.gather(-1, targets[..., None])[..., 0]
-    return picked - torch.stack([torch.logsumexp(sequence, -1) for sequence in logits])
-
-
-def log_softmax_of_each(logits: Tensor, targets: Tensor) -> Tensor:
-    """The same for bfloat16, which it keeps."""
-    pairs = zip(logits, targets, strict=True)
-    return torch.stack([log_softmax_gather(sequence, target) for sequence, target in pairs])
-
-
-def entropy(logits: Tensor) -> Tensor:
-    logs = F.log_softmax(logits, -1)
-    return -(logs.exp() * logs).sum(-1)
 
 
 def logits_of(b: Batch) -> Tensor:
