@@ -151,7 +151,7 @@ def test_plans_are_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(p.grad is not None for p in model.parameters())
     kept = {PlacementPlan.load(path).problem.gradient_error for path in tmp_path.iterdir()}
     assert kept == {0.0, 0.01}
-    assert len(planned.levels) == 2
+    assert 0.0 in {one.gradient_error for one in planned.levels}
     assert [one.added_ns for one in planned.levels] == sorted(
         one.added_ns for one in planned.levels
     )
