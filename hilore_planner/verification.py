@@ -141,18 +141,8 @@ class PlannedUpdate:
         return self.outcome(output)
 
     def outcome(self, output: Any) -> Outcome:
-        """Gradients of what an update returned, which may have been run in another way."""
-        loss = output[0] if isinstance(output, (tuple, list)) else output
-        before = {name: parameter.grad for name, parameter in self._parameters.items()}
-        try:
-            for parameter in self._parameters.values():
-                parameter.grad = None
-            torch.autograd.backward(loss)
-            found = {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
-        finally:
-            for name, parameter in self._parameters.items():
-                parameter.grad = before[name]
-        return Outcome(loss.detach(), found)
+        """Loss and gradients of what the update returned, which may have been run in another way."""
+        return outcome_of(output, self._parameters)
 
     def _backend(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         leaves = dict(_leaves(gm, inputs))
@@ -160,6 +150,21 @@ class PlannedUpdate:
             return _refuse
         self._parameters.update(leaves)
         return hilore(gm, inputs, options=self._options)
+
+
+def outcome_of(output: Any, parameters: Mapping[str, Tensor]) -> Outcome:
+    """Take the gradients of an update's loss; those that parameters have already are left alone."""
+    loss = output[0] if isinstance(output, (tuple, list)) else output
+    before = {name: parameter.grad for name, parameter in parameters.items()}
+    try:
+        for parameter in parameters.values():
+            parameter.grad = None
+        torch.autograd.backward(loss)
+        found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    finally:
+        for name, parameter in parameters.items():
+            parameter.grad = before[name]
+    return Outcome(loss.detach(), found)
 
 
 def _refuse(*_: Any) -> Any:

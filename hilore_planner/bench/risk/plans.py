@@ -24,7 +24,7 @@ from hilore_planner.partitioner import CutSettings
 from hilore_planner.plan import PlacementPlan
 
 CODECS = ("int8", "fp8_e4m3", "int6", "int4")
-_SOLVER_SECONDS = 4.0
+_SOLVER_SECONDS = 2.0
 _LARGEST = 0.9
 """Budget under which every codec is offered."""
 

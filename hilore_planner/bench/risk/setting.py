@@ -72,9 +72,9 @@ RISK_SETTINGS = {
         ),
         RiskSetting(
             *("trained", _shape(512, 2048, 6, 8), 2048, 2, 64, 448),
-            train_steps=1200,
-            calibration_batches=12,
-            perturbed_batches=3,
+            train_steps=1000,
+            calibration_batches=10,
+            perturbed_batches=2,
             held_out=52,
             budgets=_BUDGETS,
         ),

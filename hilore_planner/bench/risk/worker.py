@@ -19,7 +19,7 @@ from hilore_planner.bench.risk.task import exposure_of, microbatch, new_model
 from hilore_planner.grpo.actor import actor_loss
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.policy_update import PolicyUpdate
-from hilore_planner.verification import Outcome, PlannedUpdate, compare
+from hilore_planner.verification import Outcome, PlannedUpdate, compare, outcome_of
 
 WEIGHTS, PROFILE, WINNER_PROFILE = "weights.pt", "profile.json", "one-winner.json"
 
@@ -88,12 +88,11 @@ def measure_policy(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
         folder=job["plans"],
     )
     policy.prepare(*batches[0])
-    reader = PlannedUpdate(subject.update, {"head": "off"})
-    reader.run(batches[0])  # finds the parameters
+    parameters = dict(subject.model.named_parameters())
     errors, predicted = [], []
     for batch in batches:
-        found = reader.outcome(policy(*batch))
-        exact = reader.outcome(subject.update(*batch))
+        found = outcome_of(policy(*batch), parameters)
+        exact = outcome_of(subject.update(*batch), parameters)
         errors.append(compare(found.gradients, exact.gradients)[0].relative_error)
         assert policy.last is not None
         predicted.append(policy.last.predicted_gradient_error)
