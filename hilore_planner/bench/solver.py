@@ -99,7 +99,8 @@ def _traced(model: str) -> PlacementPlan:
     workload = Workload(model, _SEQUENCES, _PROMPT, _RESPONSE)
     update = fake_update(workload)
     traced = trace(request, update.loss, *update.inputs)
-    return replace(traced, region=str(workload), cap_bytes=_ROOMY_BYTES).plan()
+    plan = traced.plan(_ROOMY_BYTES)
+    return replace(plan, region=str(workload))
 
 
 def measure(problem: PlacementProblem, *, caps: int, relative_gap: float) -> Row:
