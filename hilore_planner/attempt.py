@@ -11,6 +11,7 @@ from hilore_planner.partitioner import Modules
 from hilore_planner.passes.cost import PricedStep
 from hilore_planner.peak.step import StepPeak
 from hilore_planner.plan import PlacementPlan
+from hilore_planner.solvers import replay
 
 Compiled = Callable[..., Any]
 
@@ -47,6 +48,14 @@ class Attempt:
     def beyond_bytes(self) -> int:
         """What counts beyond the dry run."""
         return 0 if self.peak is None else self.peak_bytes - self.peak.peak_bytes
+
+    def holding(self) -> tuple[str, ...]:
+        """Units alive at the placement's peak, largest first; where there are none, buffers at the code's."""
+        assert self.plan is not None
+        found = replay(self.plan.problem, self.plan.solution.placement)
+        units = tuple(name for name, _ in found.owners(found.peak_position))
+        buffers = () if self.peak is None else tuple(owner.name for owner in self.peak.owners)
+        return units or buffers
 
 
 def fastest(tried: Sequence[Attempt], cap_bytes: int) -> Attempt | None:

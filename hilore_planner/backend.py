@@ -205,7 +205,7 @@ def _region_key(
     options: Options,
     around: Surroundings,
 ) -> str:
-    """Hash of all a plan depends on but the cap: graph, shapes, options, what is around, plan file, our own source."""
+    """Hash of all a plan depends on but the cap: graph, shapes, options, what is around, files, our own source."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -218,8 +218,10 @@ def _region_key(
             digest.update(str(compat.hint(value)).encode())
     here = replace(options, memory_cap=None, reserved=0, plan=None, dump_dir=None)
     digest.update(f"{here} {patches} {around.slug} {around.base_bytes}".encode())
-    if options.plan is not None and options.plan.exists():
-        digest.update(options.plan.read_bytes())
+    files = [path for path in (options.plan, options.costs) if isinstance(path, Path)]
+    for path in files:
+        if path.exists():
+            digest.update(b"file" + path.read_bytes())
     return digest.hexdigest()
 
 

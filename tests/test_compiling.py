@@ -90,10 +90,12 @@ def test_one_cap_that_is_kept_at_once_is_compiled_once(kept: KeptPlans) -> None:
     assert len(compiler.asked) == 1
 
 
-def test_above_the_cap_every_step_is_tied_next(kept: KeptPlans) -> None:
-    compiler = _compiler(kept, 100 * MIB, loose=[110 * MIB], strict=[100 * MIB])
-    assert compiler.run().peak_bytes == 100 * MIB
-    assert ["-loose-" in key for key in compiler.asked] == [True, False]
+def test_a_corrected_estimate_comes_before_every_step_is_tied(kept: KeptPlans) -> None:
+    compiler = _compiler(kept, 100 * MIB, loose=[110 * MIB, 99 * MIB], strict=[100 * MIB])
+    assert compiler.run().peak_bytes == 99 * MIB
+    compiler = _compiler(kept, 98 * MIB, loose=[110 * MIB, 101 * MIB], strict=[97 * MIB])
+    assert compiler.run().peak_bytes == 97 * MIB
+    assert ["-loose-" in key for key in compiler.asked] == [True, True, False]
 
 
 def test_a_refusal_names_the_least_peak_ever_compiled(kept: KeptPlans) -> None:
