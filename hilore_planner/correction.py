@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from hilore_planner.peak.step import StepPeak
 from hilore_planner.peak.timeline import Launch, Timeline
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.solvers import replay
+from hilore_planner.solvers import refigured, replay
 from hilore_planner.solvers.problem import PlacementProblem
 
 
@@ -123,14 +123,12 @@ def settled(
         status="feasible",
         bound_ns=0,
         gap=float(plan.solution.objective_ns > 0),
-        peak_bytes=figures.peak_bytes,
-        peak_position=figures.peak_position,
     )
     options = plan.provenance.options | {"memory_cap": str(cap_bytes)}
     return replace(
         plan,
         problem=problem,
-        solution=solution,
+        solution=refigured(solution, figures),
         provenance=replace(plan.provenance, options=options),
     )
 

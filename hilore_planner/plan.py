@@ -11,11 +11,12 @@ from typing import Self
 from hilore_planner import plan_check, plan_diff, plan_file
 from hilore_planner.advice import Advice
 from hilore_planner.crowding import order_limit
-from hilore_planner.errors import InfeasibleError, OptionError, SolverLimitError
+from hilore_planner.errors import OptionError
 from hilore_planner.head_plan import NO_HEAD, HeadPlan
 from hilore_planner.options import Options
 from hilore_planner.plan_diff import PlanDiff
-from hilore_planner.sizes import format_bytes, parse_bytes
+from hilore_planner.refusal import refusal
+from hilore_planner.sizes import parse_bytes
 from hilore_planner.solvers import solve, sweep
 from hilore_planner.solvers.problem import PlacementProblem, Solution, Unit
 
@@ -208,16 +209,8 @@ class PlacementPlan:
             InfeasibleError: nothing fits the plan's cap.
             SolverLimitError: nothing was found that does, and none ruled out.
         """
-        if self.solution.is_placed:
-            return
-        is_proven = self.solution.status == "infeasible"
-        error = InfeasibleError if is_proven else SolverLimitError
-        raise error(
-            _infeasible_message(self) if is_proven else _undecided_message(self),
-            smallest_feasible_cap_bytes=self.solution.smallest_feasible_cap_bytes,
-            holding=self.solution.holding,
-            witness=self.solution.witness,
-        )
+        if not self.solution.is_placed:
+            raise refusal(self.region, self.problem.memory_cap_bytes, self.solution)
 
     def diff(self, other: PlacementPlan) -> PlanDiff:
         """What changes from this plan to ``other``, unit by unit."""
@@ -283,27 +276,3 @@ class PlacementPlan:
             measured=Figures(),
             sequence_risks=(),
         )
-
-
-def _infeasible_message(plan: PlacementPlan) -> str:
-    solution = plan.solution
-    cap = format_bytes(plan.problem.memory_cap_bytes)
-    least_bytes = solution.smallest_feasible_cap_bytes
-    if least_bytes is None:
-        return f"no placement of {plan.region!r} exists under any memory_cap"
-    held = f", held up most by {', '.join(solution.holding[:3])}" if solution.holding else ""
-    return (
-        f"nothing fits memory_cap {cap} in {plan.region!r}: the smallest feasible one is {least_bytes} bytes "
-        f"({format_bytes(least_bytes)}){held}; raise memory_cap, or shrink the microbatch"
-    )
-
-
-def _undecided_message(plan: PlacementPlan) -> str:
-    solution = plan.solution
-    least_bytes = solution.smallest_feasible_cap_bytes
-    least = "" if least_bytes is None else f" (one that something fits is {least_bytes} bytes)"
-    return (
-        f"memory_cap {format_bytes(plan.problem.memory_cap_bytes)} in {plan.region!r}: after "
-        f"{solution.solver_seconds:.1f} s nothing was found that fits, and nothing shows that none can; raise "
-        f"memory_cap{least} or solver_seconds"
-    )

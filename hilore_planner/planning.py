@@ -29,7 +29,7 @@ from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit, build_units
 from hilore_planner.plan import CHECKED, Figures, PlacementPlan, Provenance, UnitSource
 from hilore_planner.region import Surroundings
 from hilore_planner.sizes import format_bytes
-from hilore_planner.solvers import replay, solve
+from hilore_planner.solvers import refigured, replay, solve
 from hilore_planner.solvers.problem import PlacementProblem, Solution
 
 log = logging.getLogger(__name__)
@@ -215,14 +215,7 @@ def _fitted(problem: PlacementProblem, loaded: PlacementPlan, graph_fingerprint:
             f"the plan adds a gradient error of up to {figures.risk**0.5:.3g} here, more than gradient_error "
             f"{problem.gradient_error:g}; raise it, or pass the plan's own risk profile as option exposure"
         )
-    return replace(
-        loaded.solution,
-        objective_ns=figures.time_ns,
-        peak_bytes=figures.peak_bytes,
-        peak_position=figures.peak_position,
-        saved_bytes=figures.saved_bytes,
-        risk=figures.risk,
-    )
+    return refigured(loaded.solution, figures)
 
 
 def _source(unit: RecoveryUnit) -> UnitSource:

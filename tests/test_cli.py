@@ -3,41 +3,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from hilore_planner import cli
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.solvers import replay
+from tests.command_line import Run, runner
 from tests.golden_text import Golden
 from tests.plan_cases import MIB, toy_plan
 
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    code: object
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def hilore(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["hilore", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return Result(stop.value.code, captured.out, captured.err)
-
-    return run
+    return runner(capsys, monkeypatch)
 
 
 @pytest.fixture

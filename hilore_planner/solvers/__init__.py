@@ -10,7 +10,7 @@ from hilore_planner.solvers.problem import (
     Unit,
 )
 from hilore_planner.solvers.sweep import sweep
-from hilore_planner.solvers.verify import Replay, replay
+from hilore_planner.solvers.verify import Replay, refigured, replay
 
 __all__ = [
     "CompressedForm",
@@ -20,6 +20,7 @@ __all__ = [
     "Replay",
     "Solution",
     "Unit",
+    "refigured",
     "replay",
     "solve",
     "sweep",

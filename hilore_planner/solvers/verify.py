@@ -6,7 +6,7 @@ Shares no code with the integer program, so that each checks the other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from hilore_planner.errors import PlacementError
@@ -16,6 +16,7 @@ from hilore_planner.solvers.problem import (
     Nanoseconds,
     PlacementProblem,
     PositionIndex,
+    Solution,
     Unit,
 )
 
@@ -220,3 +221,15 @@ def _risk(
             inexact.add(unit.name)
             risk += unit.inexact_risk
     return risk
+
+
+def refigured(solution: Solution, found: Replay) -> Solution:
+    """The solution with the figures of a replay."""
+    return replace(
+        solution,
+        objective_ns=found.time_ns,
+        peak_bytes=found.peak_bytes,
+        peak_position=found.peak_position,
+        saved_bytes=found.saved_bytes,
+        risk=found.risk,
+    )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hilore_planner.peak import StepPeak
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.solvers import replay
+from hilore_planner.solvers import refigured, replay
 from tests.guarantees.regions import PLENTY, Region, capture
 
 WIDTH, ROWS = 128, 512
@@ -44,15 +44,10 @@ def _everything_int8(region: Region) -> PlacementPlan:
         plan.solution,
         status="feasible",
         placement=placement,
-        objective_ns=found.time_ns,
         bound_ns=0,
         gap=1.0,
-        peak_bytes=found.peak_bytes,
-        peak_position=found.peak_position,
-        saved_bytes=found.saved_bytes,
-        risk=found.risk,
     )
-    return replace(plan, solution=solution)
+    return replace(plan, solution=refigured(solution, found))
 
 
 def _peak(layers: int) -> tuple[StepPeak, int]:

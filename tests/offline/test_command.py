@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hilore_planner import cli
 from hilore_planner.plan import PlacementPlan
+from tests.command_line import Run, runner
 
 TINY = {
     "model_type": "llama",
@@ -27,26 +24,9 @@ TINY = {
 SIZES = ("--seqs", "4", "--prompt", "32", "--response", "96")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    code: object
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def hilore(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["hilore", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return Result(stop.value.code, captured.out, captured.err)
-
-    return run
+    return runner(capsys, monkeypatch)
 
 
 def _config(folder: Path, **fields: object) -> Path:

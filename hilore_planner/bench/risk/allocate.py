@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.solvers import replay
+from hilore_planner.solvers import refigured, replay
 
 STORE = "store"
 
@@ -75,15 +75,10 @@ def with_placement(plan: PlacementPlan, placement: Mapping[str, str]) -> Placeme
         status="feasible",
         engine="given",
         placement=dict(placement),
-        objective_ns=found.time_ns,
         bound_ns=0,
         gap=1.0,
-        peak_bytes=found.peak_bytes,
-        peak_position=found.peak_position,
-        saved_bytes=found.saved_bytes,
-        risk=found.risk,
     )
-    return replace(plan, problem=problem, solution=solution)
+    return replace(plan, problem=problem, solution=refigured(solution, found))
 
 
 def _slope(options: Sequence[Form], index: int) -> float:
