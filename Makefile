@@ -23,7 +23,7 @@ test: .venv/stamp
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy --strict
-	.venv/bin/pytest -n 2 $(MARKS)
+	.venv/bin/pytest -n 2 --dist worksteal $(MARKS)
 
 compat: .venv-torch211/stamp
 	.venv-torch211/bin/pytest -m "compat and not gpu"
