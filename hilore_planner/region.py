@@ -63,8 +63,10 @@ class Surroundings:
 
     @property
     def slug(self) -> str:
-        """The device and torch version, for file names."""
+        """The device and torch version, for file names; on the CPU also how many threads work."""
         name = f"{self.device_name}-torch{torch.__version__}"
+        if self.device.type == "cpu":
+            name += f"-{torch.get_num_threads()}threads"
         return "".join(c if c.isalnum() or c in ".-" else "_" for c in name.lower())
 
 

@@ -92,3 +92,15 @@ def test_on_a_device_others_are_seen() -> None:
     assert found.others_bytes > 0
     whole = found.allocated_bytes + found.cached_bytes + found.others_bytes + found.free_bytes
     assert whole == found.total_bytes
+
+
+def test_what_is_measured_with_other_threads_is_kept_apart() -> None:
+    threads = torch.get_num_threads()
+    try:
+        names = set()
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            names.add(surroundings([torch.ones(1)]).slug)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(names) == 2
