@@ -14,7 +14,8 @@ from torch.fx import Node
 def held_after() -> Any:
     """The operator ``held_after(value, anchor)``: the value itself, made no earlier than the anchor.
 
-    Inductor lowers it to an ordering between two kernels and to nothing at run time.
+    Inductor lowers it to an ordering between two kernels and to nothing at run time. A value that a kernel older than
+    the anchor's has made already (a clone that Inductor leaves out) is not tied: that could close a circle.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -30,7 +31,7 @@ def held_after() -> Any:
     def lowering(value: Any, anchor: Any) -> Any:
         made, before = _kernel_behind(value), _kernel_behind(anchor)
         are_kernels = all(isinstance(kernel, ir.Operation) for kernel in (made, before))
-        if are_kernels and made is not before:
+        if are_kernels and _is_older(before, made):
             V.graph.additional_buffer_deps[made.get_operation_name()].add(before.get_name())
         return value
 
@@ -203,6 +204,14 @@ def _kernel_behind(value: Any) -> Any:
     buffer = _buffer_behind(value)
     kernel = _writers().get(buffer.get_name(), buffer)
     return kernel.inputs[0] if isinstance(kernel, ir.MultiOutput) else kernel
+
+
+def _is_older(one: Any, other: Any) -> bool:
+    """Whether a kernel was lowered before another: what a kernel reads is older than it."""
+    from torch._inductor.virtualized import V
+
+    operations = V.graph.operations
+    return bool(operations.index(one) < operations.index(other))
 
 
 def _writers() -> dict[str, Any]:

@@ -115,6 +115,21 @@ def test_the_tied_value_is_what_everybody_reads(halves: Cut) -> None:
         assert readers == [tie]
 
 
+def test_a_value_made_before_its_anchor_is_not_held() -> None:
+    """Inductor leaves a clone out: what stands for it is older than the anchor, and the anchor waits for it."""
+    held = compat.held_after()
+
+    def update(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = held(torch.sin(states), states)
+        product = held(states @ states, first)
+        return product, held(first.clone(), product) @ states
+
+    states = torch.randn(16, 16)
+    torch._dynamo.reset()
+    run = torch.compile(update, options={"fx_graph_cache": False})
+    torch.testing.assert_close(run(states), update(states))
+
+
 def test_where_memory_is_plentiful_less_is_tied(block: Traced) -> None:
     def stored() -> GraphModule:
         graph = block.units()
