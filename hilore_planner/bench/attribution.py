@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,14 @@ def attributed(run: Callable[[], None], folder: Path, device: torch.device) -> d
 
     Args:
         run: one update.
-        folder: the backend's ``dump_dir`` of its compilation.
+        folder: the backend's ``dump_dir`` of its compilation; what was launched is written there, too.
         device: where it runs.
     """
     records = [json.loads(path.read_text()) for path in sorted(folder.rglob("steps.json"))]
     steps = [msgspec.convert(step, PricedStep) for r in records for step in r["steps"]]
-    differences = attribute(steps, launches(run, device))
+    launched = launches(run, device)
+    (folder / "launches.json").write_bytes(msgspec.json.encode(launched))
+    differences = attribute(steps, launched)
     kinds = {
         kind: {"predicted_ns": predicted_ns, "measured_ns": measured_ns}
         for kind, (predicted_ns, measured_ns) in by_kind(differences).items()
@@ -109,20 +111,40 @@ def _stretches(steps: Sequence[PricedStep], launched: Sequence[Launch]) -> Itera
     """Matched calls, and what is between them."""
     planned = [index for index, step in enumerate(steps) if step.op]
     made = [index for index, launch in enumerate(launched) if not launch.is_generated]
-    matcher = SequenceMatcher(
-        None,
+    matched = _aligned(
         [_identity(steps[i].op, steps[i].shapes) for i in planned],
         [_identity(launched[i].name, launched[i].shapes) for i in made],
-        autojunk=False,
     )
-    step_at, launch_at = 0, 0
-    for block in matcher.get_matching_blocks():
-        for offset in range(block.size):
-            step, launch = planned[block.a + offset], made[block.b + offset]
-            yield from _between(steps[step_at:step], launched[launch_at:launch])
+    pairs = [(planned[i], made[j]) for i, j in matched]
+    for (step_at, launch_at), (step, launch) in pairwise(
+        [(-1, -1), *pairs, (len(steps), len(launched))]
+    ):
+        yield from _between(steps[step_at + 1 : step], launched[launch_at + 1 : launch])
+        if step < len(steps):
             yield _kind(steps[step].op), [steps[step]], [launched[launch]]
-            step_at, launch_at = step + 1, launch + 1
-    yield from _between(steps[step_at:], launched[launch_at:])
+
+
+def _aligned(first: Sequence[object], second: Sequence[object]) -> list[tuple[int, int]]:
+    """Places of a longest common subsequence: layers are alike, so that the longest run in common may be another's."""
+    lengths = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+    for i in reversed(range(len(first))):
+        for j in reversed(range(len(second))):
+            lengths[i][j] = (
+                lengths[i + 1][j + 1] + 1
+                if first[i] == second[j]
+                else max(lengths[i + 1][j], lengths[i][j + 1])
+            )
+    i = j = 0
+    pairs = []
+    while i < len(first) and j < len(second):
+        if first[i] == second[j]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif lengths[i + 1][j] >= lengths[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return pairs
 
 
 def _between(steps: Sequence[PricedStep], launched: Sequence[Launch]) -> Iterator[_Stretch]:

@@ -60,6 +60,14 @@ def test_differences_add_up_and_come_largest_first() -> None:
     assert kinds["attention"] == (3 * 50, 3 * 45)
 
 
+def test_a_call_that_was_not_seen_does_not_shift_the_others() -> None:
+    calls = [launch for launch in LAUNCHES if not launch.is_generated and launch.name != "copy_"]
+    layers = [step for step in STEPS if step.op]
+    found = attribute(layers * 4, [*calls * 2, *calls[1:], *calls])
+    assert {d.what: d.count for d in found} == {"mm one": 4, "attend": 4, "mm two": 4}
+    assert next(d for d in found if d.what == "mm one").measured_ns == 3 * 110
+
+
 def test_what_was_not_run_and_what_was_not_planned_stay_visible() -> None:
     found = {difference.what: difference for difference in attribute(STEPS[:2], LAUNCHES[4:5])}
     assert found["mm one"].measured_ns == 0
