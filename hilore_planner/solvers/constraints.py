@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from hilore_planner.solvers.linear import Column, LinearModel, Term
 from hilore_planner.solvers.problem import Bytes, PositionIndex
+from hilore_planner.solvers.structure import Structure
 from hilore_planner.solvers.variables import (
     RECOMPUTE,
     STORE,
@@ -200,27 +201,56 @@ def add_tails(model: LinearModel, variables: Variables) -> None:
 
 def alive_terms(variables: Variables, u: int, k: PositionIndex) -> list[Term]:
     """Bytes of unit ``u`` alive at position ``k``, as columns with bytes; at most the truth."""
-    problem = variables.structure.problem
-    unit = problem.units[u]
-    sizes = {compress_action(form.codec): form.kept_bytes for form in variables.structure.forms[u]}
+    structure = variables.structure
+    unit = structure.problem.units[u]
+    sizes = {compress_action(form.codec): form.kept_bytes for form in structure.forms[u]}
     sizes[STORE] = unit.kept_bytes
+    kept = {a: column for a, column in variables.actions[u].items() if a != RECOMPUTE}
+    if k < structure.problem.first_backward:
+        return [
+            (column, float(sizes[action]))
+            for action, column in kept.items()
+            if (k > unit.released_at if action == STORE else k >= unit.made_at)
+        ]
     terms: list[Term] = []
-    for action, column in variables.actions[u].items():
-        if k < problem.first_backward:
-            held = k > unit.released_at if action == STORE else k >= unit.made_at
-            if held and action != RECOMPUTE:
-                terms.append((column, float(sizes[action])))
-            continue
-        if not rebuilds(variables.structure, u, action):
-            terms += _held(variables, u, action, k, column, sizes[action])
-            continue
-        rebuilt = variables.by_at_least(u, action, k)
-        terms += _held(variables, u, action, k, rebuilt, unit.rebuilt_bytes)
-        if action != RECOMPUTE and k <= variables.structure.latest[u]:
-            terms.append((column, float(sizes[action])))
-            decoded = variables.by_at_most(u, action, k - 1)
-            if decoded is not None:
-                terms.append((decoded, -float(sizes[action])))
+    if RECOMPUTE in variables.actions[u]:
+        rebuilt = variables.by_at_least(u, RECOMPUTE, k)
+        terms += _held(variables, u, RECOMPUTE, k, rebuilt, unit.rebuilt_bytes)
+    inherited = _inherited_bytes(structure, u, k)
+    for action, column in kept.items():
+        # This much is alive whether the unit still is or its heirs are.
+        sure_bytes = min(inherited, sizes[action])
+        terms += [(column, float(sure_bytes))] if sure_bytes else []
+        terms += _kept_terms(variables, u, action, k, sizes[action] - sure_bytes)
+    if inherited and kept:
+        most_bytes = min(inherited, max(sizes[action] for action in kept))
+        for v in structure.heirs[u].units:
+            rebuilt = variables.by_at_least(v, RECOMPUTE, k)
+            if rebuilt is not None:  # counted as the heir's own
+                terms.append((rebuilt, -float(most_bytes)))
+    return terms
+
+
+def _inherited_bytes(structure: Structure, u: int, k: PositionIndex) -> Bytes:
+    heirs = structure.heirs[u]
+    return heirs.size_bytes if structure.surely_last[u] < k <= heirs.until else 0
+
+
+def _kept_terms(
+    variables: Variables, u: int, action: str, k: PositionIndex, size_bytes: Bytes
+) -> list[Term]:
+    """``size_bytes`` of what is kept under ``action``, and the whole of what is decoded from it."""
+    column = variables.actions[u][action]
+    if not rebuilds(variables.structure, u, action):
+        return _held(variables, u, action, k, column, size_bytes)
+    rebuilt_bytes = variables.structure.problem.units[u].rebuilt_bytes
+    rebuilt = variables.by_at_least(u, action, k)
+    terms = _held(variables, u, action, k, rebuilt, rebuilt_bytes)
+    if k <= variables.structure.latest[u]:
+        terms.append((column, float(size_bytes)))
+        decoded = variables.by_at_most(u, action, k - 1)
+        if decoded is not None:
+            terms.append((decoded, -float(size_bytes)))
     return terms
 
 

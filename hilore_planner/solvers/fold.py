@@ -106,6 +106,7 @@ def _looks(structure: Structure, u: int, peaks: Sequence[PositionIndex]) -> Hash
         bool(unit.read_at),
         (unit.can_store, unit.can_recompute, structure.tainted[u]),
         (unit.kept_bytes, unit.rebuilt_bytes, unit.keep_ns, unit.recompute_ns, unit.inexact_risk),
+        structure.heirs[u].size_bytes,
         id(structure.forms[u]),  # shared by units that have the same
         tuple(_when(structure, u, k) for k in peaks),
     )
@@ -121,6 +122,7 @@ def _when(structure: Structure, u: int, k: PositionIndex) -> Hashable:
         k >= structure.latest[u],
         k > structure.latest[u],
         k > structure.surely_last[u],
+        k <= structure.heirs[u].until,
     )
 
 

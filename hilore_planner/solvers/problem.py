@@ -32,6 +32,8 @@ from typing import Literal
 Bytes = int
 Nanoseconds = int
 PositionIndex = int
+NEVER: PositionIndex = -1
+"""Stands for a position that does not exist, below every real one."""
 Status = Literal["optimal", "feasible", "infeasible", "undecided"]
 """``undecided``: the time limit passed with no placement found, and none ruled out."""
 

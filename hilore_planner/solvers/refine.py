@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hilore_planner.solvers.problem import PositionIndex
+from hilore_planner.solvers.problem import NEVER, PositionIndex
 from hilore_planner.solvers.refinement import Refinement
-from hilore_planner.solvers.structure import NEVER, Structure
+from hilore_planner.solvers.structure import Structure
 from hilore_planner.solvers.variables import RECOMPUTE, rebuilds
 from hilore_planner.solvers.verify import Replay
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hilore_planner.solvers.problem import CompressedForm, PlacementProblem, PositionIndex
-
-NEVER = -1
-"""Stands for a position that does not exist, below every real one."""
+from hilore_planner.solvers.heirs import Heirs, heirs_of
+from hilore_planner.solvers.problem import (
+    NEVER,
+    CompressedForm,
+    PlacementProblem,
+    PositionIndex,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Structure:
 
     kinds: dict[str, tuple[int, ...]]
     """Units of each kind that can be needed."""
+    heirs: tuple[Heirs, ...]
 
     def alike(self, unit: int) -> tuple[int, ...]:
         """The units of the same kind, itself among them; only itself where it has none."""
@@ -111,6 +115,7 @@ def analyse(problem: PlacementProblem) -> Structure:
         risk_budget=budget,
         tainted=_tainted(problem, parents, forms),
         kinds=_kinds(problem, latest),
+        heirs=heirs_of(units, parents, rebuilders, latest),
     )
 
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hilore_planner.solvers.linear import Column, LinearModel
-from hilore_planner.solvers.problem import PositionIndex
+from hilore_planner.solvers.problem import NEVER, PositionIndex
 from hilore_planner.solvers.refinement import Refinement
-from hilore_planner.solvers.structure import NEVER, Structure
+from hilore_planner.solvers.structure import Structure
 
 STORE, RECOMPUTE = "store", "recompute"
 

@@ -122,3 +122,37 @@ def layered_problems(draw: st.DrawFn) -> PlacementProblem:
         first_backward=layers,
         memory_cap_bytes=draw(st.integers(total // 4, total)),
     )
+
+
+@st.composite
+def interior_problems(draw: st.DrawFn) -> PlacementProblem:
+    """Units of which backward reads the last early and one, two or three steps before it, late."""
+    count = 6
+    late = [3, *draw(st.sampled_from([[], [], [2], [4]]))]
+    reads = {count - 1: (1,), **{u: (draw(st.integers(3, 5)),) for u in late}}
+    drawn = []
+    for u in range(count):
+        kept_bytes = draw(st.integers(1, 9))
+        others = draw(st.sets(st.integers(max(u - 3, 0), max(u - 1, 0)), max_size=2))
+        parents = {u - 1, *others} if u > 1 else ()
+        drawn.append(
+            Unit(
+                name=f"u{u}",
+                kept_bytes=kept_bytes,
+                rebuilt_bytes=draw(st.sampled_from([kept_bytes, kept_bytes, draw(_SIZE)])),
+                recompute_ns=draw(_TIME),
+                keep_ns=0,
+                parents=tuple(f"u{parent}" for parent in sorted(parents)),
+                made_at=0,
+                released_at=0,
+                read_at=reads.get(u, ()),
+                codecs=draw(forms(kept_bytes)) if draw(st.integers(0, 5)) == 0 else (),
+            )
+        )
+    return PlacementProblem(
+        units=tuple(drawn),
+        positions=tuple(Position(f"p{k}", 0) for k in range(6)),
+        first_backward=1,
+        memory_cap_bytes=draw(st.integers(0, 30)),
+        gradient_error=2.0,
+    )
