@@ -26,6 +26,7 @@ from hilore_planner.passes.head import (
     rewrite_head,
 )
 from hilore_planner.passes.head.shapes import tensor_of
+from hilore_planner.passes.head.slices import longest_chunk
 from hilore_planner.passes.overwrite import alive_bytes
 from hilore_planner.passes.schedule import Schedule, held_values
 from hilore_planner.passes.units import RecoveryGraph
@@ -95,15 +96,24 @@ def decide_head(
 
 def _fixed(site: HeadSite, chunks: int, totals: Totals) -> HeadPlan:
     """A head cut into so many chunks, not chosen from others."""
-    size_bytes = -(-logits_bytes(site) // chunks)
-    return HeadPlan(site.form, chunks, size_bytes, totals=totals, reason=site.why_rebuild)
+    reason = site.why_rebuild
+    return HeadPlan(site.form, chunks, _chunk_bytes(site, chunks), totals=totals, reason=reason)
 
 
 def logits_bytes(site: HeadSite) -> int:
     """Bytes of all logits whose rows are kept, at the traced sizes."""
+    return compat.hint(site.rows) * _row_bytes(site)
+
+
+def _chunk_bytes(site: HeadSite, chunks: int) -> int:
+    """Bytes of the longest chunk's logits."""
+    return longest_chunk(site.rows, chunks) * _row_bytes(site)
+
+
+def _row_bytes(site: HeadSite) -> int:
     logits = tensor_of(site.logits)
     assert logits is not None
-    return compat.hint(site.rows) * compat.hint(site.vocabulary) * logits.element_size()
+    return compat.hint(site.vocabulary) * logits.element_size()
 
 
 def chunk_counts(rows: int, size_bytes: int) -> tuple[int, ...]:
@@ -139,17 +149,17 @@ def _cut_ways(
     assert isinstance(found, HeadSite)
     rewrite_head(copy, found, _TRIAL_CHUNKS, totals)
     graph, problem = trial.problem_of(describe(copy, nodes))
-    wide = _chunk_bytes(graph.joint, graph.schedule)
-    size_bytes = logits_bytes(site)
-    counts = chunk_counts(compat.hint(site.rows), size_bytes)
+    wide = _alive_chunk_bytes(graph.joint, graph.schedule)
+    trial_bytes = _chunk_bytes(site, _TRIAL_CHUNKS)
+    counts = chunk_counts(compat.hint(site.rows), logits_bytes(site))
     seconds = trial.solver_seconds / len(counts)
     return [
         HeadWay(
             site.form,
             chunks,
-            -(-size_bytes // chunks),
+            _chunk_bytes(site, chunks),
             added_ns(site, chunks, totals, trial.profile),
-            _objective(_with_chunks(problem, wide, chunks), seconds),
+            _objective(_scaled(problem, wide, _chunk_bytes(site, chunks), trial_bytes), seconds),
         )
         for chunks in counts
     ]
@@ -165,7 +175,7 @@ def _objective(problem: PlacementProblem, seconds: float) -> int | None:
     return None if solution.status == "infeasible" else solution.objective_ns
 
 
-def _chunk_bytes(joint: JointGraph, schedule: Schedule) -> list[int]:
+def _alive_chunk_bytes(joint: JointGraph, schedule: Schedule) -> list[int]:
     """Bytes of a chunk's logits and their gradient that are alive at each step."""
     return alive_bytes(
         schedule,
@@ -175,16 +185,16 @@ def _chunk_bytes(joint: JointGraph, schedule: Schedule) -> list[int]:
     )
 
 
-def _with_chunks(
-    problem: PlacementProblem, trial_bytes: Sequence[int], chunks: int
+def _scaled(
+    problem: PlacementProblem, wide: Sequence[int], chunk_bytes: int, trial_bytes: int
 ) -> PlacementProblem:
-    """The problem as it would be with so many chunks instead of the trial's."""
+    """The problem as it would be with chunks of other logits than the trial's, ``wide`` of which are alive."""
     positions = tuple(
         replace(
             position,
-            fixed_bytes=position.fixed_bytes - wide + -(-wide * _TRIAL_CHUNKS // chunks),
+            fixed_bytes=position.fixed_bytes - alive + -(-alive * chunk_bytes // trial_bytes),
         )
-        for position, wide in zip(problem.positions, trial_bytes, strict=True)
+        for position, alive in zip(problem.positions, wide, strict=True)
     )
     return replace(problem, positions=positions)
 

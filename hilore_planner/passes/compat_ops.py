@@ -159,7 +159,7 @@ def _is_last_reader(node: Node) -> bool:
                 continue
             if user > node:
                 return False
-            if _is_look(user):
+            if _is_look(user) and user.args[0] is look:
                 looks.append(user)
     return True
 

@@ -19,13 +19,16 @@ from hilore_planner.passes.ops import OpKind, kind_of, tensor
 
 MADE = "hilore_made"
 """Metadata key of nodes that rewriting made: rebuilt values, encoding, decoding."""
+PLACED = "hilore_placed"
+"""Metadata key of nodes that must be written out where they stand, wherever memory is short."""
 
 
 def keep_order(gm: GraphModule, crowded: Collection[str]) -> int:
     """Tie the written-out values of a graph to their place, in place; returns how many.
 
-    ``crowded`` names nodes of the joint graph where memory is short. Rebuilt values are tied everywhere: no gradient
-    they depend on holds them back. A node made since counts with the next node of the joint graph, which reads it.
+    ``crowded`` names nodes of the joint graph where memory is short. Rebuilt values are tied everywhere, as no gradient
+    they depend on holds them back, and so are nodes marked as placed. A node made since counts with the next node of
+    the joint graph, which reads it.
     """
     ties = _ties(gm, crowded)
     for node, anchor in ties:
@@ -72,9 +75,10 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
         if compat.is_getitem(node) and node.args[0] is tied_op:
             continue  # the op's first output has tied it
         is_kernel = kind is OpKind.EXTERN or _is_output(node)
-        if not is_kernel and not _is_written_out(node, kinds, steps):
+        is_placed = bool(node.meta.get(PLACED))
+        if not (is_kernel or is_placed or _is_written_out(node, kinds, steps)):
             continue
-        stays = is_crowded[node] or bool(node.meta.get(MADE))
+        stays = is_crowded[node] or is_placed or bool(node.meta.get(MADE))
         if is_kernel:
             stays = stays or (bool(crowded) and _is_added_later(node, kinds, steps))
         if stays:
@@ -88,7 +92,7 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
             written, anchor = [], node
             fence = node if is_crowded[node] else fence
             tied_op = node.args[0] if compat.is_getitem(node) else node
-        elif is_crowded[node]:
+        elif is_crowded[node] or is_placed:
             written.append(node)
     return ties
 

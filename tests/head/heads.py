@@ -50,7 +50,8 @@ class Plain:
         self.joint.append(copy.deepcopy(gm))
         if self.chunks is not None:
             rewrite_head(gm, site(gm), self.chunks)
-        halves = min_cut_rematerialization_partition(gm, joint_inputs, **keywords)
+        with torch._functorch.config.patch(cse=False):  # or what is rebuilt would be kept instead
+            halves = min_cut_rematerialization_partition(gm, joint_inputs, **keywords)
         self.halves.append(halves)
         return halves
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -18,6 +20,7 @@ from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, prepare
 from hilore_planner.passes.devices import profile_named
 from hilore_planner.passes.graph import JointGraph
+from hilore_planner.passes.head.slices import static_bounds
 from hilore_planner.passes.units import RecoveryGraph
 from hilore_planner.planning import head_trial, plan_region
 from hilore_planner.region import Surroundings
@@ -186,3 +189,14 @@ def test_chunks_are_neither_short_nor_small() -> None:
     assert chunk_counts(10_240, 10_240 * 2 * VOCABULARY) == (1, 2, 4, 8, 16, 32)
     assert chunk_counts(300, 300 * 2 * VOCABULARY) == (1,)
     assert chunk_counts(100_000, 100_000 * 2 * 500) == (1, 2)
+
+
+@given(rows=st.integers(1, 50_000), chunks=st.integers(1, 64))
+def test_chunks_cover_all_rows_and_fit_the_tiles_of_products(rows: int, chunks: int) -> None:
+    bounds = static_bounds(rows, chunks)
+    assert 0 < len(bounds) <= chunks
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == rows
+    lengths = [stop - start for start, stop in bounds]
+    assert min(lengths) > 0
+    assert all(length % 128 == 0 for length in lengths[:-1] if length >= 1024)

@@ -30,7 +30,7 @@ def recipe(node: Node, rows: Rows) -> Recipe:
     raise NotRowWiseError(node, f"{node.target} is not known to work row by row")
 
 
-_REDUCTIONS = (
+REDUCTIONS = (
     aten.amax.default,
     aten.amin.default,
     aten.sum.dim_IntList,
@@ -71,5 +71,5 @@ _RULES: dict[Any, Callable[[Node, Rows], Recipe]] = {
     aten._softmax_backward_data.default: dims.along(2, [0, 1]),
     aten.mm.default: dims.mm,
     aten.addmm.default: dims.addmm,
-    **dict.fromkeys(_REDUCTIONS, dims.reduction),
+    **dict.fromkeys(REDUCTIONS, dims.reduction),
 }

@@ -14,10 +14,14 @@ from torch.fx import Node
 from hilore_planner.passes import compat
 from hilore_planner.passes.head.emit import Emitter
 from hilore_planner.passes.head.shapes import shape_of
-from hilore_planner.passes.head.site import HeadSite, Operand, Rows
+from hilore_planner.passes.head.site import HeadSite, Operand, Rows, Size
 
 aten = torch.ops.aten
 Bound = int | Node
+
+_TILE = 128
+_LONG = 1024
+"""Rows of a chunk of which a tile more or less is little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,22 @@ class Chunk:
 def static_bounds(rows: int, chunks: int) -> tuple[tuple[int, int], ...]:
     """Equal chunks (but for the last) that cover ``rows``; never more than ``chunks``.
 
-    Chunk lengths are multiples of 8 if ``rows`` is: tensor cores want aligned operands.
+    Long chunks are multiples of 128 rows: products are worked out in tiles of that. Short ones are multiples of 8 if
+    ``rows`` is: tensor cores want aligned operands.
     """
     step = -(-rows // chunks)
-    if rows % 8 == 0:
+    if step >= _LONG:
+        step = -(-step // _TILE) * _TILE
+    elif rows % 8 == 0:
         step = -(-step // 8) * 8
     return tuple((start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def longest_chunk(rows: Size, chunks: int) -> int:
+    """Rows of the longest of so many chunks, at the traced sizes."""
+    if isinstance(rows, int):
+        return static_bounds(rows, chunks)[0][1]
+    return -(-compat.hint(rows) // chunks)
 
 
 class Slicer:

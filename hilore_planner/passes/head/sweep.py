@@ -15,6 +15,7 @@ from hilore_planner.passes.head.emit import Emitter
 from hilore_planner.passes.head.one_hot import picks_one, sum_instead_of_gather
 from hilore_planner.passes.head.operands import operands
 from hilore_planner.passes.head.reach import MATMULS
+from hilore_planner.passes.head.recipes import REDUCTIONS
 from hilore_planner.passes.head.shapes import same, shape_of, tensor_of
 from hilore_planner.passes.head.site import (
     ChunkPass,
@@ -22,12 +23,12 @@ from hilore_planner.passes.head.site import (
     Exit,
     HeadSite,
     Operand,
-    Recipe,
     Rows,
     Step,
     mark_chunk_of_logits,
 )
 from hilore_planner.passes.head.slices import Bound, Chunk, Slicer
+from hilore_planner.passes.order import PLACED
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -50,15 +51,11 @@ def emit_sweep(
     sums = {leaving.node for leaving in sweep.exits if leaving.kind == "sum"}
     wide = {node for node in sums if totals == "float32" and _is_half_product(node)}
     for chunk in slicer.chunks(chunks):
-        latest = {node: made[-1] for node, made in parts.items() if made}
-        so_far = {node: made for node, made in latest.items() if node in sums}
-        finished = _finished(emitter, latest)
-        made = _OneChunk(
-            emitter, slicer, chunk, so_far, wide if not chunk.is_whole else set(), finished
-        ).run(sweep.steps)
-        for node, part in made.items():
-            if node not in sums and any(same(size, site.vocabulary) for size in shape_of(part)):
-                mark_chunk_of_logits(part)
+        so_far = {node: made[-1] for node, made in parts.items() if made and node in sums}
+        made = _OneChunk(emitter, slicer, chunk, so_far, wide if not chunk.is_whole else set()).run(
+            sweep.steps
+        )
+        _mark(site, sweep, made)
         for node, own in parts.items():
             own.append(made[node])
     return {
@@ -66,22 +63,38 @@ def emit_sweep(
     }
 
 
+def _mark(site: HeadSite, sweep: ChunkPass, made: Mapping[Node, Node]) -> None:
+    """Say which nodes of a chunk are logits, and which must stay in their place.
+
+    Products and what leaves must: a compiler is free to run the independent logits of all chunks first, and fusing the
+    small kernels of several chunks does make it. So must a row's numbers that logits are combined with: worked out anew
+    for every logit, they make that kernel so long that it no longer writes the logits' gradient over the logits.
+    """
+    leaving = {made[out.node] for out in sweep.exits}
+    logits = {
+        part
+        for part in made.values()
+        if part not in leaving and any(same(size, site.vocabulary) for size in shape_of(part))
+    }
+    for part in logits:
+        mark_chunk_of_logits(part)
+    read = {
+        made[o.node]
+        for s in sweep.steps
+        if made[s.node] in logits
+        for o in operands(s.recipe)
+        if o.node in made
+    }
+    products = {made[step.node] for step in sweep.steps if step.node.target in MATMULS}
+    for part in leaving | products | (read - logits):
+        if part.target not in REDUCTIONS:
+            part.meta[PLACED] = True
+
+
 def _is_half_product(node: Node) -> bool:
     value = tensor_of(node)
     is_half = value is not None and value.dtype in (torch.bfloat16, torch.float16)
     return is_half and node.target is aten.mm.default
-
-
-def _finished(emitter: Emitter, latest: Mapping[Node, Node]) -> Node | None:
-    """A flag that exists once all of ``latest`` do; what it says is of no interest."""
-    flag: Node | None = None
-    for origin, made in latest.items():
-        element = made
-        while shape_of(element):
-            element = emitter.call(origin, aten.select.int, element, 0, 0)
-        mine = emitter.call(origin, aten.eq.Scalar, element, 0)
-        flag = mine if flag is None else emitter.call(origin, aten.logical_or.default, flag, mine)
-    return flag
 
 
 def _join(emitter: Emitter, site: HeadSite, leaving: Exit, parts: list[Node]) -> Node:
@@ -124,13 +137,7 @@ def _with_dropped_rows(
 
 
 class _OneChunk:
-    """The steps of a sweep on one chunk.
-
-    A compiler is free to run the independent logits of all chunks first, and fusing the small
-    kernels of several chunks does make it: then all logits are alive at once. So a chunk's logits
-    are made to depend on the chunk before: their rows go through ``where(finished, rows, rows)``,
-    a copy of (rows, D).
-    """
+    """The steps of a sweep on one chunk."""
 
     def __init__(
         self,
@@ -139,14 +146,12 @@ class _OneChunk:
         chunk: Chunk,
         totals: Mapping[Node, Node],
         wide: Set[Node],
-        finished: Node | None,
     ) -> None:
         self.emitter = emitter
         self.slicer = slicer
         self.chunk = chunk
         self.totals = totals
         self.wide = wide
-        self.finished = finished
         self._made: dict[Node, Bound] = {}
         self._read: dict[Operand, Bound] = {}
 
@@ -164,8 +169,6 @@ class _OneChunk:
             (only,) = (self._get(operand) for operand in operands(recipe))
             assert isinstance(only, Node)
             return only
-        if self.finished is not None and node.target in MATMULS:
-            self._make_wait(node, recipe)
         args = map_aggregate(recipe.args, self._fill)
         kwargs = map_aggregate(recipe.kwargs, self._fill)
         if picks_one(node):
@@ -179,17 +182,6 @@ class _OneChunk:
         if total is not None:
             return self.emitter.call(node, aten.add.Tensor, total, part)
         return part
-
-    def _make_wait(self, node: Node, recipe: Recipe) -> None:
-        read = operands(recipe)
-        if any(operand.node in self._made for operand in read):
-            return  # it waits already
-        for operand in read:
-            if operand.rows is not None and operand not in self._read:
-                rows = self.slicer.part(operand, self.chunk)
-                self._read[operand] = self.emitter.call(
-                    node, aten.where.self, self.finished, rows, rows
-                )
 
     def _fill(self, leaf: Any) -> Any:
         if isinstance(leaf, Operand):
