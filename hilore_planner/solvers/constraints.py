@@ -218,22 +218,37 @@ def alive_terms(variables: Variables, u: int, k: PositionIndex) -> list[Term]:
         terms += _held(variables, u, RECOMPUTE, k, rebuilt, unit.rebuilt_bytes)
     inherited = _inherited_bytes(structure, u, k)
     for action, column in kept.items():
-        # This much is alive whether the unit still is or its heirs are.
         sure_bytes = min(inherited, sizes[action])
-        terms += [(column, float(sure_bytes))] if sure_bytes else []
+        terms += [(column, float(sure_bytes - inherited))] if sure_bytes < inherited else []
         terms += _kept_terms(variables, u, action, k, sizes[action] - sure_bytes)
-    if inherited and kept:
-        most_bytes = min(inherited, max(sizes[action] for action in kept))
-        for v in structure.heirs[u].units:
-            rebuilt = variables.by_at_least(v, RECOMPUTE, k)
-            if rebuilt is not None:  # counted as the heir's own
-                terms.append((rebuilt, -float(most_bytes)))
-    return terms
+    return terms + _inherited_terms(variables, u, k, inherited)
 
 
 def _inherited_bytes(structure: Structure, u: int, k: PositionIndex) -> Bytes:
-    heirs = structure.heirs[u]
-    return heirs.size_bytes if structure.surely_last[u] < k <= heirs.until else 0
+    """What is alive at ``k`` if the unit is kept whole, and recomputed from by all it has heirs of."""
+    if k <= structure.surely_last[u]:
+        return 0
+    return sum(heir.size_bytes for heir in structure.heirs[u] if k <= heir.until)
+
+
+def _inherited_terms(
+    variables: Variables, u: int, k: PositionIndex, inherited_bytes: Bytes
+) -> list[Term]:
+    """Each heir's bytes where it is recomputed, none of them where the unit itself is."""
+    if not inherited_bytes:
+        return []
+    terms: list[Term] = []
+    own = variables.actions[u].get(RECOMPUTE)
+    if own is not None:
+        terms.append((own, -float(inherited_bytes)))
+    for heir in variables.structure.heirs[u]:
+        if k <= heir.until:
+            terms.append(variables.recomputed(heir.unit, u, heir.size_bytes))
+            for v in heir.chain:
+                rebuilt = variables.by_at_least(v, RECOMPUTE, k)
+                if rebuilt is not None:  # counted as its own
+                    terms.append((rebuilt, -float(heir.size_bytes)))
+    return terms
 
 
 def _kept_terms(

@@ -60,7 +60,8 @@ def fold(structure: Structure, refinement: Refinement, cap_bytes: Bytes) -> Fold
         u: add_inexact(model, structure, u, count=len(members[u]))
         for u in inexactly_rebuilt(structure, actions)
     }
-    variables = Variables(structure, refinement, actions, inexact, {}, {})
+    sizes = {u: (first, len(units)) for first, units in members.items() for u in units}
+    variables = Variables(structure, refinement, actions, inexact, {}, {}, sizes)
     _add_at_hand(model, variables, members)
     first_of = {u: first for first, units in members.items() for u in units}
     _add_parents(model, variables, members, first_of)
@@ -106,7 +107,7 @@ def _looks(structure: Structure, u: int, peaks: Sequence[PositionIndex]) -> Hash
         bool(unit.read_at),
         (unit.can_store, unit.can_recompute, structure.tainted[u]),
         (unit.kept_bytes, unit.rebuilt_bytes, unit.keep_ns, unit.recompute_ns, unit.inexact_risk),
-        structure.heirs[u].size_bytes,
+        tuple(sorted(heir.size_bytes for heir in structure.heirs[u])),
         id(structure.forms[u]),  # shared by units that have the same
         tuple(_when(structure, u, k) for k in peaks),
     )
@@ -122,7 +123,7 @@ def _when(structure: Structure, u: int, k: PositionIndex) -> Hashable:
         k >= structure.latest[u],
         k > structure.latest[u],
         k > structure.surely_last[u],
-        k <= structure.heirs[u].until,
+        *sorted(k <= heir.until for heir in structure.heirs[u]),
     )
 
 

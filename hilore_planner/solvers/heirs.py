@@ -12,25 +12,27 @@ placement could recompute from it on: with layers chained to layers, all through
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hilore_planner.solvers.problem import NEVER, Bytes, PositionIndex, Unit
 
 
 @dataclass(frozen=True, slots=True)
-class Heirs:
-    """Units that are alive where an interior unit that was kept no longer is.
+class Heir:
+    """A unit that is recomputed from an interior one.
 
     Attributes:
-        size_bytes: what one of them, or a copy of this size of the unit, holds; counted for no
-            other unit that has the same heirs.
+        unit: which.
+        size_bytes: if it is recomputed, so much of either, or of what is recomputed from it, is
+            alive; counted for no other unit.
         until: up to this backward position.
-        units: the heirs.
+        chain: what is recomputed from it, itself among them.
     """
 
-    size_bytes: Bytes = 0
-    until: PositionIndex = NEVER
-    units: tuple[int, ...] = ()
+    unit: int
+    size_bytes: Bytes
+    until: PositionIndex
+    chain: frozenset[int]
 
 
 def heirs_of(
@@ -38,7 +40,7 @@ def heirs_of(
     parents: Sequence[Sequence[int]],
     rebuilders: Sequence[Sequence[int]],
     latest: Sequence[PositionIndex],
-) -> tuple[Heirs, ...]:
+) -> tuple[tuple[Heir, ...], ...]:
     """The heirs of every unit; none for those that backward reads.
 
     Args:
@@ -50,18 +52,31 @@ def heirs_of(
     is_interior = [
         not unit.read_at and demand != NEVER for unit, demand in zip(units, latest, strict=True)
     ]
-    heirs = [Heirs()] * len(units)
+    heirs: list[tuple[Heir, ...]] = [()] * len(units)
+    share_bytes = [0] * len(units)
     for u in reversed(range(len(units))):
-        if not is_interior[u]:
-            continue
-        found, sizes, until = set(rebuilders[u]), [], []
-        for v in rebuilders[u]:
-            size = units[v].rebuilt_bytes
-            if is_interior[v]:
-                size = min(size, heirs[v].size_bytes)
-                found.update(heirs[v].units)
-            until.append(heirs[v].until if is_interior[v] else latest[v] - 1)
-            # Its interior parents may be kept side by side: each has a share of it.
-            sizes.append(size // sum(is_interior[p] for p in parents[v]))
-        heirs[u] = Heirs(min(sizes), min(until), tuple(sorted(found)))
+        found = _heirs_of_one(rebuilders[u], latest, heirs, share_bytes)
+        size_bytes = units[u].rebuilt_bytes
+        if is_interior[u]:
+            most_bytes = units[u].kept_bytes // len(found)
+            heirs[u] = tuple(
+                replace(heir, size_bytes=min(heir.size_bytes, most_bytes)) for heir in found
+            )
+            size_bytes = min(size_bytes, *(heir.size_bytes for heir in found))
+        # Its interior parents may be kept side by side: each has a share of what it is good for.
+        share_bytes[u] = size_bytes // max(sum(is_interior[p] for p in parents[u]), 1)
     return tuple(heirs)
+
+
+def _heirs_of_one(
+    readers: Sequence[int],
+    latest: Sequence[PositionIndex],
+    heirs: Sequence[tuple[Heir, ...]],
+    share_bytes: Sequence[Bytes],
+) -> list[Heir]:
+    found = []
+    for v in readers:
+        until = min((heir.until for heir in heirs[v]), default=latest[v] - 1)
+        chain = frozenset({v}).union(*(heir.chain for heir in heirs[v]))
+        found.append(Heir(v, share_bytes[v], until, chain))
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hilore_planner.solvers.heirs import Heirs, heirs_of
+from hilore_planner.solvers.heirs import Heir, heirs_of
 from hilore_planner.solvers.problem import (
     NEVER,
     CompressedForm,
@@ -42,7 +42,8 @@ class Structure:
 
     kinds: dict[str, tuple[int, ...]]
     """Units of each kind that can be needed."""
-    heirs: tuple[Heirs, ...]
+    heirs: tuple[tuple[Heir, ...], ...]
+    """By unit."""
 
     def alike(self, unit: int) -> tuple[int, ...]:
         """The units of the same kind, itself among them; only itself where it has none."""

@@ -12,10 +12,10 @@ bounded: ``by_at_least`` and ``by_at_most`` give the column that bounds it from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from hilore_planner.solvers.linear import Column, LinearModel
+from hilore_planner.solvers.linear import Column, LinearModel, Term
 from hilore_planner.solvers.problem import NEVER, PositionIndex
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.structure import Structure
@@ -40,6 +40,15 @@ class Variables:
     by: dict[tuple[int, str, PositionIndex], Column]
     """By (unit, action, break)."""
     tail: dict[tuple[int, str, PositionIndex], Column]
+    classes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Where the program is folded: by unit, the first of its class and how many are in it."""
+
+    def recomputed(self, unit: int, of: int, weight: float) -> Term:
+        """``weight`` if ``unit``, which is recomputed from ``of``, is; of a class: for each of its units."""
+        if unit not in self.classes:
+            return (self.actions[unit][RECOMPUTE], weight)
+        first, members = self.classes[unit]
+        return (self.actions[first][RECOMPUTE], weight * self.classes[of][1] / members)
 
     def by_at_least(self, unit: int, action: str, position: PositionIndex) -> Column | None:
         """At most the truth of "under ``action`` and demanded by ``position``"; None: zero."""
