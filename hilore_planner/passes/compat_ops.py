@@ -14,8 +14,9 @@ from torch.fx import Node
 def held_after() -> Any:
     """The operator ``held_after(value, anchor)``: the value itself, made no earlier than the anchor.
 
-    Inductor lowers it to an ordering between two kernels and to nothing at run time. A value that a kernel older than
-    the anchor's has made already (a clone that Inductor leaves out) is not tied: that could close a circle.
+    Inductor lowers it to an ordering between two kernels and to nothing at run time. The value is then a buffer, laid
+    out as in the graph: otherwise a view of it might need a copy. A value that a kernel older than the anchor's has
+    made already (a clone that Inductor leaves out) is not tied: that could close a circle.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -30,6 +31,7 @@ def held_after() -> Any:
 
     def lowering(value: Any, anchor: Any) -> Any:
         made, before = _kernel_behind(value), _kernel_behind(anchor)
+        _lay_out(value, V.graph.current_node.meta["val"])
         are_kernels = all(isinstance(kernel, ir.Operation) for kernel in (made, before))
         if are_kernels and _is_older(before, made):
             V.graph.additional_buffer_deps[made.get_operation_name()].add(before.get_name())
@@ -195,6 +197,16 @@ def _buffer_behind(value: Any) -> Any:
             value.realize()
         value = value.data
     return value
+
+
+def _lay_out(value: Any, like: torch.Tensor) -> None:
+    """Order a lowered value in memory as ``like`` is, where that is still open."""
+    from torch._inductor import ir
+
+    if isinstance(value.data, ir.StorageBox):
+        buffer = _buffer_behind(value)
+        if isinstance(buffer.get_layout(), ir.FlexibleLayout):
+            buffer.freeze_layout_with_stride_order(ir.get_stride_order(like.stride()))
 
 
 def _kernel_behind(value: Any) -> Any:

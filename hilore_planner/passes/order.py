@@ -39,9 +39,10 @@ def keep_order(gm: GraphModule, crowded: Collection[str]) -> int:
 
 
 def sink_free(gm: GraphModule) -> None:
-    """Put work that needs only the graph's inputs right before its first reader, in place.
+    """Put rebuilt values that need only the graph's inputs right before their first reader, in place.
 
     Nothing holds such work back, and a kernel that starts early and ends late would pull all it waits for forward.
+    What the backward makes itself stays where it was planned: moved, it would keep what it reads.
     """
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
     free = {node for node in gm.graph.nodes if node.op == "placeholder"}
@@ -50,7 +51,8 @@ def sink_free(gm: GraphModule) -> None:
             free.add(node)
     for node in reversed(kinds):
         readers = [user for user in node.users if user.op != "output"]
-        if node in free and readers:
+        is_own = kinds[node] is not OpKind.VIEW and not node.meta.get(MADE)
+        if node in free and readers and not is_own:
             # Readers have been moved before: nodes compare by where they stand now.
             min(readers).prepend(node)
 

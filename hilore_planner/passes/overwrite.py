@@ -2,7 +2,8 @@
 
 Inductor writes a result over an input of the same size where the input is needed no more: one node of the kernel makes
 one buffer, and an input that two of them read stays, unless one comes before the other (the sums over a row, and what
-is made of the row with them) and both read it place by place. Inputs of the graph are never written over.
+is made of the row with them) and both read it place by place. Inputs of the graph are never written over, and what is
+written part by part is never written over anything.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.fx import Node
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import OpKind, is_reduction
-from hilore_planner.passes.schedule import Held, Schedule, held_values
+from hilore_planner.passes.schedule import Held, Schedule, held_values, is_joined
 
 aten = torch.ops.aten
 _ELSEWHERE = frozenset(
@@ -90,7 +91,7 @@ def _in_step(
         over = None if last is None else made.get(last)
         if last is None or over is None or over.storage.bytes != ending.size_bytes:
             continue
-        if last not in taken:
+        if last not in taken and not is_joined(last):
             taken.add(last)
             yield ending.key, over.storage.key
 

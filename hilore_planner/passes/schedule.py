@@ -64,7 +64,7 @@ class Schedule:
 
     def is_written_out(self, storage: Storage, readers: Iterable[Node], step: int) -> bool:
         """Whether a value made in ``step`` and read by ``readers`` takes memory."""
-        if self.kinds[_worker(storage.maker)] is OpKind.EXTERN or _is_joined(storage.maker):
+        if self.kinds[_worker(storage.maker)] is OpKind.EXTERN or is_joined(storage.maker):
             return True
         return any(
             self.kinds[node] is OpKind.EXTERN or self.step_of[node] != step for node in readers
@@ -78,7 +78,7 @@ def _worker(node: Node) -> Node:
     return node
 
 
-def _is_joined(node: Node) -> bool:
+def is_joined(node: Node) -> bool:
     """Whether Inductor writes a value part by part into a buffer: what ``cat`` joins on the CPU."""
     value = tensor(node)
     return op_name(node) == "cat" and value is not None and value.device.type == "cpu"

@@ -18,7 +18,7 @@ from hilore_planner.passes.attribution import Origin, attribute
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import OpKind, is_reduction, replay_forbidden
 from hilore_planner.passes.overwrite import Ending, overwritten, temporaries
-from hilore_planner.passes.schedule import Schedule, Storage, held_values
+from hilore_planner.passes.schedule import Schedule, Storage, held_values, is_joined
 
 SMALL_BYTES = 64 * 1024
 _NEGLIGIBLE = 16
@@ -247,7 +247,7 @@ def _is_foldable(
     kinds = graph.schedule.kinds
     if not unit.can_recompute or kinds.get(unit.maker) is not OpKind.FUSIBLE:
         return False
-    if not unit.can_store or is_reduction(unit.maker):
+    if not unit.can_store or is_reduction(unit.maker) or is_joined(unit.maker):
         return False
     uses = (*unit.readers, *(units[child].maker for child in children))
     if any(kinds.get(node) is not OpKind.FUSIBLE for node in uses):
@@ -289,8 +289,10 @@ def _set_rebuilt_bytes(graph: RecoveryGraph) -> RecoveryGraph:
 
 
 def _is_fused(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
-    """Whether neither the unit's maker nor any reader is a kernel of its own."""
+    """Whether neither the unit's maker nor any reader is a kernel of its own, nor its value a buffer in any case."""
     kinds = graph.schedule.kinds
+    if is_joined(unit.maker):
+        return False
     origin = unit.maker.args[0] if compat.is_getitem(unit.maker) else unit.maker
     children = (graph.units[child].maker for child in graph.digraph.successors(unit.name))
     return all(kinds.get(node) is OpKind.FUSIBLE for node in (origin, *unit.readers, *children))  # type: ignore[arg-type]
