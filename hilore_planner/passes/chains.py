@@ -1,21 +1,23 @@
 """Chains of fusible work: what Inductor compiles to one kernel, or a few.
 
 A chain is cut out of a graph by what it writes: everything fusible that those values are made from, back to what is in
-memory. In a recovery graph two kinds are of interest: the chain of a step, as it runs where every unit is stored, and
+memory. In a recovery graph two kinds are of interest: the chains that the program runs where every unit is stored, and
 the chain that makes a unit again from its parents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.ops import OpKind, kind_of, tensor
-from hilore_planner.passes.schedule import cut_steps, roofline_bytes
+from hilore_planner.passes.fusion import Fusion, Kernel, fuse, work_readers
+from hilore_planner.passes.ops import OpKind, is_reduction, kind_of, tensor
+from hilore_planner.passes.schedule import roofline_bytes
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
 aten = torch.ops.aten
@@ -85,6 +87,10 @@ def _read_bytes(node: Node, nodes: Collection[Node]) -> int:
     return value_bytes(node)
 
 
+Piece = Node | Chain
+"""What runs by itself: a kernel of its own, or a chain."""
+
+
 class Chains:
     """The chains of one recovery graph."""
 
@@ -92,136 +98,161 @@ class Chains:
         self._graph = graph
         self._forward = frozenset(graph.joint.forward)
         self._kinds = graph.schedule.kinds
-        units = (compat.storage_key(unit.maker) for unit in graph.units.values())
-        self._in_memory = graph.joint.held_storages() | frozenset(
-            key for key in units if key is not None
-        )
-        self._written = self._written_by_step()
-        self._steps: dict[int, Chain] = {}
-        self._units: dict[str, Chain] = {}
-
-    def of_step(self, step: int) -> Chain:
-        """What a fused step runs, every unit that backward reads being stored.
+        self._in_memory = graph.joint.held_storages() | _keys(u.maker for u in graph.units.values())
+        results = (*graph.joint.forward_outputs, *graph.joint.backward_outputs)
+        self._given = _keys(node for node in results if node is not None)
+        forward, self._backward = self._sides()
+        self.pieces = (*self._pieces_of(forward), *self._pieces_of(self._backward))
+        """All that runs, every unit that backward reads being stored.
 
         The forward writes here only what it needs itself: what storing more costs is a matter of the unit.
         """
-        if step not in self._steps:
-            inside = frozenset(self._graph.schedule.steps[step])
-            is_backward = step >= self._graph.schedule.first_backward
-            self._steps[step] = cut_chain(
-                self._written.get(step, ()),
-                lambda node: (
-                    node in inside
-                    or self._is_look(node)
-                    or (is_backward and self._is_in_registers(node))
-                ),
-            )
-        return self._steps[step]
+        self._chains_of: dict[Node, list[Chain]] = {}
+        self._readers_of: dict[int, list[Kernel]] = {}
+        self._index()
+        self._units: dict[str, Chain] = {}
 
     def of_unit(self, unit: RecoveryUnit) -> Chain:
         """What makes a fusible unit again from its parents."""
         if unit.name not in self._units:
-            self._units[unit.name] = cut_chain(
-                [unit.maker], lambda node: self._is_look(node) or self._is_in_registers(node)
-            )
+            self._units[unit.name] = cut_chain([unit.maker], self._is_made_again)
         return self._units[unit.name]
-
-    def extra_reads_bytes(self, unit: RecoveryUnit) -> int:
-        """Bytes that the kernel which reads a unit reads more of, where it makes it again instead; may be negative."""
-        graph = self._graph
-        step_of = graph.schedule.step_of
-        readers = [self.of_step(step) for step in {step_of[node] for node in unit.readers}]
-        children = (graph.units[name] for name in graph.digraph.successors(unit.name))
-        readers += [self.of_unit(child) for child in children if self.is_fusible(child)]
-        read = {compat.storage_key(node) for chain in readers for node in chain.inputs}
-        chain = self.of_unit(unit)
-        more = (
-            size
-            for node, size in zip(chain.inputs, chain.input_bytes, strict=True)
-            if compat.storage_key(node) not in read
-        )
-        return sum(more) - value_bytes(unit.maker)
 
     def is_fusible(self, unit: RecoveryUnit) -> bool:
         """Whether a unit is made by fusible work."""
         return self._kinds[unit.maker] is OpKind.FUSIBLE
 
-    def _is_look(self, node: Node) -> bool:
-        """Whether a node is only another look at a value, or one output of fusible work."""
-        if self._kinds.get(node) is not OpKind.VIEW or compat.is_sym_node(node):
-            return False
-        return not _is_kernel_output(node, self._kinds)
+    def is_written(self, unit: RecoveryUnit) -> bool:
+        """Whether the forward writes a unit in any case."""
+        chains = self._chains_of.get(unit.maker, ())
+        return not self.is_fusible(unit) or any(unit.maker in chain.outputs for chain in chains)
+
+    def extra_reads_bytes(self, unit: RecoveryUnit) -> int:
+        """Bytes that the kernel which reads a unit reads more of, where it makes it again instead; may be negative."""
+        graph = self._graph
+        readers = [chain for node in unit.readers for chain in self._chains_of.get(node, ())]
+        children = (graph.units[name] for name in graph.digraph.successors(unit.name))
+        readers += [self.of_unit(child) for child in children if self.is_fusible(child)]
+        read = _keys(node for chain in readers for node in chain.inputs)
+        return _missing_bytes(self.of_unit(unit), read) - value_bytes(unit.maker)
+
+    def joined_bytes(self, unit: RecoveryUnit) -> int | None:
+        """Bytes that a kernel of the backward moves more of, where it makes a unit again for those that read it.
+
+        None where no kernel would: it must read what the unit is made from, go over as many elements, and not wait
+        for anything that reads the unit.
+        """
+        chain = self.of_unit(unit)
+        if any(is_reduction(node) for node in chain.nodes):
+            return None
+        late = self._readers_of.get(_key(unit.maker), ())
+        elements = math.prod(map(compat.hint, _shape(unit.maker)))
+        sharing = {
+            kernel for node in chain.inputs for kernel in self._readers_of.get(_key(node), ())
+        }
+        more = [
+            _missing_bytes(chain, kernel.reads.keys())
+            for kernel in sharing
+            if kernel.sizes == {elements}
+            and not any(kernel.before & reader.mask for reader in late)
+            and all(kernel.is_near(reader) for reader in late)
+        ]
+        return min(more) + value_bytes(unit.maker) if more else None
+
+    def _sides(self) -> tuple[Fusion, Fusion]:
+        joint = self._graph.joint
+        again = [node for node in joint.forward if self._is_in_registers(node)]
+        return (
+            fuse(joint.forward, self._kinds, self._is_given),
+            fuse((*again, *joint.backward), self._kinds, self._is_given, self._is_in_registers),
+        )
+
+    def _pieces_of(self, side: Fusion) -> Iterator[Piece]:
+        return _pieces(side, self._is_given, lambda node: self._is_made_again(node, side))
+
+    def _index(self) -> None:
+        for chain in self.pieces:
+            if isinstance(chain, Chain):
+                for node in chain.nodes:
+                    self._chains_of.setdefault(node, []).append(chain)
+        for kernel in self._backward.kernels:
+            for key in kernel.reads:
+                self._readers_of.setdefault(key, []).append(kernel)
+
+    def _is_given(self, node: Node) -> bool:
+        return compat.storage_key(node) in self._given
+
+    def _is_made_again(self, node: Node, side: Fusion | None = None) -> bool:
+        """Whether a chain makes a value itself rather than read it: a look at another value, or one in registers."""
+        if self._kinds.get(node) is OpKind.VIEW:
+            return _is_look(node, self._kinds)
+        if side is not None and compat.storage_key(node) in side.registers:
+            return True
+        return self._is_in_registers(node)
 
     def _is_in_registers(self, node: Node) -> bool:
-        """Whether a forward value is made again by whoever reads it."""
+        """Whether a forward value is made again by whoever reads it in the backward."""
         return (
             node in self._forward
             and self._kinds[node] is OpKind.FUSIBLE
             and compat.storage_key(node) not in self._in_memory
         )
 
-    def _written_by_step(self) -> dict[int, list[Node]]:
-        """The values each fused step writes for other steps of its side, or for the caller."""
-        schedule, joint = self._graph.schedule, self._graph.joint
-        results = [*joint.forward_outputs, *joint.backward_outputs]
-        given = {compat.storage_key(node) for node in results if node is not None}
-        written: dict[int, list[Node]] = {}
-        for storage in schedule.storages.values():
-            step = schedule.maker_step(storage)
-            if step < 0 or schedule.kinds[schedule.steps[step][0]] is OpKind.EXTERN:
-                continue
-            steps = [schedule.step_of[node] for node in storage.readers]
-            if step < schedule.first_backward:
-                steps = [s for s in steps if s < schedule.first_backward]
-            if storage.key in given or any(s != step for s in steps):
-                written.setdefault(step, []).append(storage.maker)
-        return written
+
+def _keys(nodes: Iterable[Node]) -> frozenset[int]:
+    return frozenset(map(_key, nodes)) - {-1}
 
 
-def _is_kernel_output(node: Node, kinds: dict[Node, OpKind]) -> bool:
-    """Whether a node picks one output of a kernel of its own."""
-    return compat.is_getitem(node) and kinds.get(node.args[0]) is OpKind.EXTERN  # type: ignore[arg-type]
+def _key(node: Node) -> int:
+    key = compat.storage_key(node)
+    return -1 if key is None else key
 
 
-Piece = Node | Chain
-"""What runs by itself: a kernel of its own, or a chain."""
+def _shape(node: Node) -> Sequence[int]:
+    value = tensor(node)
+    return () if value is None else value.shape
+
+
+def _missing_bytes(chain: Chain, read: Collection[int]) -> int:
+    """Bytes of a chain's inputs that are not read already."""
+    sizes = zip(chain.inputs, chain.input_bytes, strict=True)
+    return sum(size for node, size in sizes if _key(node) not in read)
+
+
+def _is_look(node: Node, kinds: Mapping[Node, OpKind]) -> bool:
+    """Whether a view is only another look at a value, not one output of a kernel of its own."""
+    if compat.is_sym_node(node):
+        return False
+    return not (compat.is_getitem(node) and kinds.get(node.args[0]) is OpKind.EXTERN)  # type: ignore[arg-type]
 
 
 def pieces(gm: GraphModule) -> Iterator[Piece]:
     """What a forward or backward graph runs, in order."""
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     kinds = {node: kind_of(node) for node in calls}
-    steps = list(cut_steps(calls, kinds))
-    step_of = {node: index for index, step in enumerate(steps) for node in step}
-    for index, step in enumerate(steps):
-        if kinds[step[0]] is OpKind.EXTERN:
-            yield step[0]
+
+    def is_returned(node: Node) -> bool:
+        return any(reader.op == "output" for reader in work_readers(node, kinds))
+
+    def is_inside(node: Node) -> bool:
+        if kinds.get(node) is OpKind.VIEW:
+            return _is_look(node, kinds)
+        return compat.storage_key(node) in side.registers
+
+    side = fuse(calls, kinds, is_returned)
+    return _pieces(side, is_returned, is_inside)
+
+
+def _pieces(
+    side: Fusion, is_kept: Callable[[Node], bool], is_inside: Callable[[Node], bool]
+) -> Iterator[Piece]:
+    for kernel in side.kernels:
+        if not kernel.is_fusible:
+            yield kernel.nodes[0]
             continue
-        written = [node for node in step if _is_read_outside(node, index, step_of)]
-        chain = cut_chain(written, lambda node: _is_inside(node, index, step_of, kinds))  # noqa: B023
-        if chain.nodes:
-            yield chain
-
-
-def _is_inside(node: Node, step: int, step_of: dict[Node, int], kinds: dict[Node, OpKind]) -> bool:
-    if kinds.get(node) is OpKind.VIEW:
-        return not compat.is_sym_node(node) and not _is_kernel_output(node, kinds)
-    return step_of.get(node) == step
-
-
-def _is_read_outside(node: Node, step: int, step_of: dict[Node, int]) -> bool:
-    """Whether another step, or the caller, reads a value or a view of it."""
-    return any(step_of.get(reader, -1) != step for reader in _readers(node, step_of))
-
-
-def _readers(node: Node, step_of: dict[Node, int]) -> Iterable[Node]:
-    stack, seen = list(node.users), set[Node]()
-    while stack:
-        user = stack.pop()
-        if user in seen:
-            continue
-        seen.add(user)
-        if user in step_of or user.op == "output":
-            yield user
-        else:
-            stack.extend(user.users)
+        own = frozenset(kernel.nodes)
+        written = [
+            node for node in kernel.nodes if is_kept(node) or side.is_read_elsewhere(node, kernel)
+        ]
+        if written:
+            yield cut_chain(written, lambda node: node in own or is_inside(node))  # noqa: B023

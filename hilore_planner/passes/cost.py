@@ -58,7 +58,7 @@ class Costs(Protocol):
     def recompute_ns(self, graph: RecoveryGraph, unit: RecoveryUnit) -> int:
         """Time to make a unit again from its parents."""
 
-    def keep_ns(self, unit: RecoveryUnit) -> int:
+    def keep_ns(self, graph: RecoveryGraph, unit: RecoveryUnit) -> int:
         """Time that storing adds to the forward."""
 
     def encode_ns(
@@ -120,11 +120,12 @@ class PricedByPiece(ABC):
         if unit.rebuilt_bytes == 0:
             more_bytes = max(0, chains.extra_reads_bytes(unit))
             return max(self._registers_ns(unit), self.move_ns(more_bytes))
-        return self.chain_ns(chains.of_unit(unit))
+        alone_ns, joined_bytes = self.chain_ns(chains.of_unit(unit)), chains.joined_bytes(unit)
+        return alone_ns if joined_bytes is None else min(alone_ns, self.move_ns(joined_bytes))
 
-    def keep_ns(self, unit: RecoveryUnit) -> int:
+    def keep_ns(self, graph: RecoveryGraph, unit: RecoveryUnit) -> int:
         """Time that storing adds: a write that fusion would have saved."""
-        return 0 if unit.is_written_in_forward else self.move_ns(unit.kept_bytes)
+        return 0 if self.chains(graph).is_written(unit) else self.move_ns(unit.kept_bytes)
 
     def encode_ns(
         self, graph: RecoveryGraph, unit: RecoveryUnit, codec: Codec, kept_bytes: int
@@ -144,12 +145,9 @@ class PricedByPiece(ABC):
 
     def program_ns(self, graph: RecoveryGraph) -> int:
         """Time of the whole update when nothing is recomputed that has a unit, and nothing more is written for it."""
-        schedule, chains = graph.schedule, self.chains(graph)
         return sum(
-            self.node_ns(step[0])
-            if schedule.kinds[step[0]] is OpKind.EXTERN
-            else self.chain_ns(chains.of_step(index))
-            for index, step in enumerate(schedule.steps)
+            self.chain_ns(piece) if isinstance(piece, Chain) else self.node_ns(piece)
+            for piece in self.chains(graph).pieces
         )
 
     def priced(self, *graphs: GraphModule) -> tuple[PricedStep, ...]:

@@ -69,7 +69,7 @@ def _unit(
         kept_bytes=unit.kept_bytes,
         rebuilt_bytes=unit.rebuilt_bytes,
         recompute_ns=costs.recompute_ns(graph, unit),
-        keep_ns=costs.keep_ns(unit),
+        keep_ns=costs.keep_ns(graph, unit),
         parents=graph.parents(unit.name),
         made_at=unit.made_at,
         released_at=unit.released_at,

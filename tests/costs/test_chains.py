@@ -21,6 +21,12 @@ def names(nodes: tuple[Node, ...]) -> list[str]:
     return [op_name(node) for node in nodes]
 
 
+def chain_at(chains: Chains, place: int) -> Chain:
+    piece = chains.pieces[place]
+    assert isinstance(piece, Chain)
+    return piece
+
+
 def graph() -> RecoveryGraph:
     """a = x w, h = a.half(), b = relu(h).float(), out = b w; backward reads b in a product and h in a fused step."""
     hand = HandMade()
@@ -42,8 +48,8 @@ def graph() -> RecoveryGraph:
 def test_a_step_reads_and_writes_what_its_side_needs() -> None:
     found = graph()
     chains = Chains(found)
-    # Steps: mm | convert, relu, convert | mm || mm | exp, mul.
-    forward, backward = chains.of_step(1), chains.of_step(4)
+    # Pieces: mm | convert, relu, convert | mm || mm | exp, mul.
+    forward, backward = chain_at(chains, 1), chain_at(chains, 4)
     assert names(forward.inputs) == ["mm"]
     # The half is read by backward only: writing it is what storing it costs.
     assert names(forward.outputs) == ["convert_element_type"]
@@ -76,7 +82,7 @@ def test_values_without_a_unit_are_made_in_the_step_that_reads_them() -> None:
     joint = hand.joint([out], [grad])
     found = build_units(joint, build_schedule(joint), small_bytes=0)
     assert "exp" not in found.units
-    step = Chains(found).of_step(2)
+    step = chain_at(Chains(found), 2)
     assert names(step.nodes) == ["exp", "mul"]
     assert sorted(names(step.inputs)) == ["mm", "tangents_1"]
 
@@ -89,7 +95,7 @@ def test_only_the_rows_that_are_looked_up_are_read() -> None:
     rows = hand.call(aten.embedding.default, table, ids)
     joint = hand.joint([rows], [hand.call(aten.neg.default, tangent, tag="is_backward")])
     found = build_units(joint, build_schedule(joint), small_bytes=0)
-    assert Chains(found).of_step(0).moved_bytes == 2 * 8 * 64 * 4 + 8 * 8
+    assert chain_at(Chains(found), 0).moved_bytes == 2 * 8 * 64 * 4 + 8 * 8
 
 
 def test_a_graph_runs_in_pieces() -> None:

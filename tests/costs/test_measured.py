@@ -12,6 +12,7 @@ from hilore_planner.costs.measured import Measured
 from hilore_planner.costs.sample import Sample
 from hilore_planner.costs.stopwatch import Stopwatch
 from hilore_planner.costs.table import CostTable, Owner
+from hilore_planner.passes.chains import Chain
 from hilore_planner.passes.cost import Roofline
 from hilore_planner.passes.devices import PROFILES
 from hilore_planner.passes.ops import OpKind
@@ -89,13 +90,7 @@ def test_a_step_costs_what_was_measured(stack: Traced, tmp_path: Path) -> None:
     priced(graph, costs)
     costs.settle()
     problem, program_ns = priced(graph, costs)
-    chains = costs.chains(graph)
-    steps = [
-        costs.node_ns(step[0])
-        if graph.schedule.kinds[step[0]] is OpKind.EXTERN
-        else costs.chain_ns(chains.of_step(index))
-        for index, step in enumerate(graph.schedule.steps)
-    ]
+    steps = [costs.piece_ns(piece) for piece in costs.chains(graph).pieces]
     assert program_ns == sum(steps)
     assert all(ns == 0 or 1000 < ns <= 1000 + len(stopwatch.asked) for ns in steps)
     for unit in problem.units:
@@ -152,7 +147,7 @@ def test_a_changed_step_of_a_plan_costs_by_the_bytes_it_moves(
     priced(graph, costs)
     unit = next(u for u in graph.units.values() if u.rebuilt_bytes == 0 and u.can_recompute)
     chain = costs.chains(graph).of_unit(unit)
-    chains = [costs.chains(graph).of_step(i) for i in range(len(graph.schedule.steps))]
+    chains = [piece for piece in costs.chains(graph).pieces if isinstance(piece, Chain)]
     chains += [
         costs.chains(graph).of_unit(u)
         for u in graph.units.values()
