@@ -255,17 +255,21 @@ def _kept_terms(
     variables: Variables, u: int, action: str, k: PositionIndex, size_bytes: Bytes
 ) -> list[Term]:
     """``size_bytes`` of what is kept under ``action``, and the whole of what is decoded from it."""
+    structure = variables.structure
     column = variables.actions[u][action]
-    if not rebuilds(variables.structure, u, action):
+    if not rebuilds(structure, u, action):
         return _held(variables, u, action, k, column, size_bytes)
-    rebuilt_bytes = variables.structure.problem.units[u].rebuilt_bytes
+    rebuilt_bytes = structure.problem.units[u].rebuilt_bytes
+    # Until it is surely needed no more, so much is alive whether it is decoded yet or not.
+    sure_bytes = min(size_bytes, rebuilt_bytes) if k <= structure.surely_last[u] else 0
     rebuilt = variables.by_at_least(u, action, k)
-    terms = _held(variables, u, action, k, rebuilt, rebuilt_bytes)
-    if k <= variables.structure.latest[u]:
-        terms.append((column, float(size_bytes)))
+    terms = _held(variables, u, action, k, rebuilt, rebuilt_bytes - sure_bytes)
+    terms += [(column, float(sure_bytes))] if sure_bytes else []
+    if k <= structure.latest[u]:
+        terms.append((column, float(size_bytes - sure_bytes)))
         decoded = variables.by_at_most(u, action, k - 1)
         if decoded is not None:
-            terms.append((decoded, -float(size_bytes)))
+            terms.append((decoded, float(sure_bytes - size_bytes)))
     return terms
 
 
