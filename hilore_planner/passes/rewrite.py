@@ -121,8 +121,11 @@ class Rewriter:
             self.saved.append(node)
 
     def _encode(self, wanted: Mapping[Node, str]) -> None:
-        """Put every smaller copy right after the value it is made from."""
-        self._parts: dict[Node, tuple[Node, ...]] = {}
+        """Put every smaller copy right after the value it is made from.
+
+        What reads a value decides about its codec, so that is asked before there are readers of this pass's own.
+        """
+        self._copies: dict[Node, tuple[Codec, tuple[Node, ...]]] = {}
         for node, action in wanted.items():
             if not action.startswith("compress:"):
                 continue
@@ -136,7 +139,7 @@ class Rewriter:
                     origin=node,
                     traces=self._traces,
                 )
-            self._parts[node] = parts
+            self._copies[node] = codec, parts
             self.saved.extend(parts)
 
     def _make_twin(self, node: Node, action: str) -> Node:
@@ -146,11 +149,11 @@ class Rewriter:
             return node
         if action == "recompute":
             return clone_node(self._fx, node, lambda arg: self._twin(arg, node))
-        codec, dtype = self._codec(node, action), node.meta["val"].dtype
+        codec, parts = self._copies[node]
         (value,) = inline(
             self._fx,
-            _decoder(codec, dtype),
-            self._parts[node],
+            _decoder(codec, node.meta["val"].dtype),
+            parts,
             tag="is_backward",
             origin=node,
             traces=self._traces,

@@ -22,6 +22,9 @@ ROUND_UP = 1 + 2.0**-8
 """Makes up for the rounding of a scale to bf16: no value is beyond the last code."""
 SMALLEST_PEAK = 1e-35
 """Scales below are subnormal, which devices flush to zero: smaller values come back as zero."""
+_BELOW_BF16 = 0xFFFF
+_HALF_BF16 = 0x8000
+"""Bits of a float32 that bf16 has not, and half of its last bit."""
 _COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -90,10 +93,14 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def scale_of(peak: Tensor, largest: Tensor | float, dtype: torch.dtype) -> Tensor:
-    """Scale that maps ``peak`` to ``largest`` or just below, as it is kept for values of ``dtype``.
+    """Scale that maps ``peak`` to ``largest`` or just below, float32 and exact in the dtype it is kept in.
 
     At the very end of the dtype's range it maps it to up to 0.6% above, so that ``largest`` decodes to a finite value.
+    Rounding is of bits, as a compiler may leave out a cast to bf16 and back: encode and decode use one scale.
     """
     end = torch.finfo(dtype).max * (2 - ROUND_UP)
     safe = (peak.clamp_min(SMALLEST_PEAK) * ROUND_UP).clamp_max(end)
-    return (safe / largest).to(scale_dtype(dtype))
+    scale = safe / largest
+    if scale_dtype(dtype) == torch.float32:
+        return scale
+    return ((scale.view(torch.int32) + _HALF_BF16) & ~_BELOW_BF16).view(torch.float32)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
 
+import torch
+from torch.fx import Node
+
+from hilore_planner.passes import compat
 from hilore_planner.passes.codecs.base import Codec, Rounding
 from hilore_planner.passes.codecs.layout import InMemoryOrder, is_contiguous, memory_order
 from hilore_planner.passes.codecs.registry import codec_named
@@ -28,10 +32,19 @@ def codec_for(unit: RecoveryUnit, name: str) -> Codec:
 
 
 def rounding_for(unit: RecoveryUnit) -> Rounding:
-    """Stochastic where backward only multiplies the unit by others, as it does the input of a linear layer.
+    """Stochastic where the unit is only multiplied by others, as the input of a linear layer is; backward reads it.
 
-    A product is linear in it, so an error of mean zero stays one. Elsewhere nearest: it has less error, and a function
-    that bends makes a bias of any.
+    A product is linear in it, so an error of mean zero stays one. Elsewhere nearest, which leaves zeros as they are: a
+    function that bends makes a bias of any noise, and a mask made again from it would have lost its zeros.
     """
-    is_linear = bool(unit.readers) and all(node.target in _PRODUCTS for node in unit.readers)
-    return "stochastic" if is_linear else "nearest"
+    is_linear = all(node.target in _PRODUCTS for node in _readers(unit.maker))
+    return "stochastic" if unit.readers and is_linear else "nearest"
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """What reads a value or a view of it, in forward and backward."""
+    for user in node.users:
+        if compat.is_view(user):
+            yield from _readers(user)
+        else:
+            yield user

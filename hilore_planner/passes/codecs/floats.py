@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hilore_planner.passes.codecs.base import Rounding, is_wide_float, scale_dtype, scale_of
-from hilore_planner.passes.codecs.rounding import noise
+from hilore_planner.passes.codecs.rounding import dither
 
 _INFINITY = 448.0
 """The largest of e4m3 stands for infinity, of which it has none; finite values end before."""
@@ -49,11 +49,11 @@ class Fp8E4M3:
         is_outside = (magnitude < math.inf).logical_not()
         peak = magnitude.masked_fill(is_outside, 0.0).amax(-1, keepdim=True)
         scales = scale_of(peak, _LARGEST, x.dtype)
-        scaled = values * scales.to(torch.float32).reciprocal()
+        scaled = values * scales.reciprocal()
         if self.rounding == "stochastic":
-            scaled = _up_or_down(scaled, peak)
+            scaled = _up_or_down(scaled, scales)
         limit = (magnitude == math.inf) * (_INFINITY - _LARGEST) + _LARGEST
-        return scaled.clamp(-limit, limit).to(torch.float8_e4m3fn), scales
+        return scaled.clamp(-limit, limit).to(torch.float8_e4m3fn), scales.to(scale_dtype(x.dtype))
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Inverse of encode, in ``dtype``."""
@@ -63,8 +63,8 @@ class Fp8E4M3:
         return torch.where(scaled.abs() >= _INFINITY, scaled * math.inf, values).to(dtype)
 
 
-def _up_or_down(scaled: Tensor, peak: Tensor) -> Tensor:
+def _up_or_down(scaled: Tensor, scales: Tensor) -> Tensor:
     """Round to a neighbouring value of e4m3 at random; infinities and NaNs stay."""
     binade = (scaled.view(torch.int32) & _EXPONENT).view(torch.float32)
     step = binade.clamp(_SMALLEST_NORMAL, 256.0) * (1 / _FRACTION)
-    return (scaled / step + noise(peak, scaled.shape[-1])).floor() * step
+    return (scaled / step + dither(scales, scaled.shape[-1])).round() * step

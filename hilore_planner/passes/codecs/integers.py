@@ -22,7 +22,7 @@ from hilore_planner.passes.codecs.base import (
     scale_of,
 )
 from hilore_planner.passes.codecs.packing import pack, unpack, words_of
-from hilore_planner.passes.codecs.rounding import rounded
+from hilore_planner.passes.codecs.rounding import dither
 
 
 def quantise(
@@ -37,19 +37,27 @@ def quantise(
     peak = magnitude.masked_fill(is_outside, 0.0).amax(-1, keepdim=True)
     is_marked = is_outside.any(-1, keepdim=True)
     scales = scale_of(peak, largest - 2.0 * is_marked, dtype)
-    steps = groups * scales.to(torch.float32).reciprocal()
-    codes = rounded(steps, peak, rounding).clamp(-largest, largest)
+    steps = groups * scales.reciprocal()
+    if rounding == "stochastic":
+        steps = steps + dither(scales, groups.shape[-1])
+    codes = steps.round().clamp(-largest, largest)
     codes = codes.masked_fill(groups.isnan(), -largest - 1)
-    return codes, torch.where(is_marked, -scales, scales)
+    return codes, torch.where(is_marked, -scales, scales).to(scale_dtype(dtype))
 
 
-def dequantise(codes: Tensor, scales: Tensor, largest: int) -> Tensor:
-    """Inverse of ``quantise``: values of float32."""
-    size = scales.to(torch.float32)
-    values = codes * size.abs()
-    is_special = (size < 0) & (codes.abs() >= largest)
+def dequantise(
+    codes: Tensor, scales: Tensor, largest: int, dtype: torch.dtype, rounding: Rounding
+) -> Tensor:
+    """Inverse of ``quantise``: values of ``dtype``."""
+    kept = scales.to(torch.float32)
+    size = kept.abs()
+    values = codes * size
+    if rounding == "stochastic":
+        end = torch.finfo(dtype).max
+        values = ((codes - dither(size, codes.shape[-1])) * size).clamp(-end, end)
+    is_special = (kept < 0) & (codes.abs() >= largest)
     special = (codes * math.inf).masked_fill(codes < -largest, math.nan)
-    return torch.where(is_special, special, values)
+    return torch.where(is_special, special, values).to(dtype)
 
 
 def _field(digits: Tensor, below: int, bits: int) -> Tensor:
@@ -70,7 +78,7 @@ class Int8:
     @property
     def relative_error(self) -> float:
         """Of Gaussian rows, groups of 128."""
-        return 0.0065 if self.rounding == "nearest" else 0.0092
+        return 0.0065
 
     def accepts(self, value: Tensor) -> bool:
         """Floating point of 16 or 32 bits; where features have no large divisor, scales take much."""
@@ -90,7 +98,8 @@ class Int8:
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Inverse of encode, in ``dtype``."""
         codes, scales = parts
-        return dequantise(codes.to(torch.float32), scales, 127).to(dtype).flatten(-2)
+        values = dequantise(codes.to(torch.float32), scales, 127, dtype, self.rounding)
+        return values.flatten(-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +170,4 @@ class PackedInt:
             digits = digits | unpack(plane, size, bits).bitwise_left_shift(below)
             below += bits
         codes = (digits - (self._largest + 1)).to(torch.float32)
-        return dequantise(codes, scales, self._largest).to(dtype).flatten(-2)
+        return dequantise(codes, scales, self._largest, dtype, self.rounding).flatten(-2)

@@ -16,8 +16,8 @@ def _plain(rounding: Rounding) -> dict[str, Codec]:
     codecs: tuple[Codec, ...] = (
         Int8(rounding),
         Fp8E4M3(rounding),
-        PackedInt(6, 0.0222, 0.0314, rounding),
-        PackedInt(4, 0.0976, 0.1382, rounding),
+        PackedInt(6, 0.0222, 0.0223, rounding),
+        PackedInt(4, 0.0976, 0.0990, rounding),
         Bits(),
         Store(),
     )
