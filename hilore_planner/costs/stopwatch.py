@@ -1,16 +1,17 @@
 """How long work takes on a device, when it is one piece of many.
 
-On CUDA: calls queue up behind a pause, so that the device never waits for Python, and run for a tenth of a second
-before they are timed, so that the clock is that of steady work. Inputs that fit the L2 cache take turns with copies of
-themselves until twice its size is in use: most of what a kernel of a large update reads is no longer there. On the
-CPU: the median of single runs.
+On CUDA every call stands between copies that take about a third of its time and more than fill the L2 cache, as in a
+large update: run again and again by itself, a small kernel would find its inputs in the cache, and a large product
+would run at the low clock that the power limit leaves it without a rest. What the copies take by themselves is
+subtracted. All of a batch is queued behind a pause, so that the device never waits for Python. On the CPU: the median
+of single runs.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +20,21 @@ from torch import Tensor
 
 from hilore_planner.costs.sample import Run, Sample
 
-_MOST_COPIES = 16
-_STEADY_SECONDS = 0.1
+_COPIED_BYTES = 2**28
+"""Of one copy: some times an L2 cache."""
+_CALL_PER_COPIES = 3
+"""Time of a call, as a multiple of that of the copies before it."""
+_STEADY_SECONDS = 0.05
 _BATCH_SECONDS = 0.01
 _BATCHES = 5
-_MOST_CALLS = 100
+_MOST_LAUNCHES = 100
 """In one batch: more would not fit the queue of launches."""
-_PAUSE_CYCLES_PER_CALL = 100_000
+_PAUSE_CYCLES_PER_LAUNCH = 100_000
 """About 50 microseconds: more than Python takes for a call."""
 _QUIET = 0.1
-"""Spread of the batches above which something else was running."""
+"""Spread of the batches, relative to their median, above which something else was running."""
+_QUIET_NS = 1_000
+"""A spread that is never too large."""
 _TRIES = 4
 
 
@@ -40,38 +46,58 @@ class Stopwatch:
 
     def time_ns(self, sample: Sample) -> int:
         """Nanoseconds that a sample takes, compiled where that is needed."""
-        layouts = sample.inputs()
-        size_bytes = sum(layout.size_bytes for layout in layouts)
         with torch.no_grad():
-            inputs = [
-                [layout.made_up(self.device) for layout in layouts]
-                for _ in range(self._copies(size_bytes))
-            ]
-            run = sample.make(inputs[0])
-            if self.device.type == "cuda":
-                return self._cuda_ns(run, inputs)
-            return _cpu_ns(run, inputs)
+            inputs = [layout.made_up(self.device) for layout in sample.inputs()]
+            run = sample.make(inputs)
+            if self.device.type != "cuda":
+                return _cpu_ns(run, inputs)
+            with torch.cuda.device(self.device):
+                return _Queue(run, inputs, self.device).time_ns()
 
-    def _copies(self, size_bytes: int) -> int:
-        """How many lists of inputs of this size take turns."""
-        if self.device.type != "cuda":
-            return 1
-        cache_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
-        return min(_MOST_COPIES, max(1, -(-2 * cache_bytes // max(1, size_bytes))))
 
-    def _cuda_ns(self, run: Run, inputs: Sequence[list[Tensor]]) -> int:
-        with torch.cuda.device(self.device):
-            _batch_ns(run, inputs, len(inputs))
-            single_ns = _batch_ns(run, inputs, 3)
-            calls = min(_MOST_CALLS, max(len(inputs), round(1e9 * _BATCH_SECONDS / single_ns)))
-            start = time.perf_counter()
-            while time.perf_counter() - start < _STEADY_SECONDS:
-                _batch_ns(run, inputs, calls)
-            tries = (self._tried(run, inputs, calls) for _ in range(_TRIES))
-            return round(_quietest(tries))
+class _Queue:
+    """Calls and copies in turns on the current CUDA device."""
 
-    def _tried(self, run: Run, inputs: Sequence[list[Tensor]], calls: int) -> list[float]:
-        return [_batch_ns(run, inputs, calls) for _ in range(_BATCHES)]
+    def __init__(self, run: Run, inputs: list[Tensor], device: torch.device) -> None:
+        self._run = run
+        self._inputs = inputs
+        self._source, self._target = (
+            torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device) for _ in range(2)
+        )
+
+    def time_ns(self) -> int:
+        """Of one call, at steady clocks and with a cold cache."""
+        self._batch_ns(1, 1)
+        copy_ns = self._batch_ns(0, 10) / 10
+        call_ns = max(1.0, self._batch_ns(3, 0) / 3)
+        copies = max(1, round(call_ns / _CALL_PER_COPIES / copy_ns))
+        turns = round(1e9 * _BATCH_SECONDS / (call_ns + copies * copy_ns))
+        turns = max(2, min(turns, _MOST_LAUNCHES // (1 + copies)))
+        start = time.perf_counter()
+        while time.perf_counter() - start < _STEADY_SECONDS:
+            self._batch_ns(turns, copies)
+        return round(max(1.0, _quietest(self._tried(turns, copies) for _ in range(_TRIES))))
+
+    def _tried(self, turns: int, copies: int) -> list[float]:
+        return [
+            (self._batch_ns(turns, copies) - self._batch_ns(0, turns * copies)) / turns
+            for _ in range(_BATCHES)
+        ]
+
+    def _batch_ns(self, turns: int, copies: int) -> float:
+        """Nanoseconds of so many calls, each behind so many copies; without calls, of the copies."""
+        cuda: Any = torch.cuda
+        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        cuda._sleep((max(1, turns) * copies + turns) * _PAUSE_CYCLES_PER_LAUNCH)
+        start.record()
+        for turn in range(max(1, turns)):
+            for _ in range(copies):
+                self._target.copy_(self._source)
+            if turn < turns:
+                self._run(list(self._inputs))
+        end.record()
+        end.synchronize()
+        return 1e6 * float(start.elapsed_time(end))
 
 
 def _quietest(tries: Iterator[list[float]]) -> float:
@@ -79,29 +105,17 @@ def _quietest(tries: Iterator[list[float]]) -> float:
     medians = []
     for times in tries:
         medians.append(statistics.median(times))
-        if max(times) - min(times) <= _QUIET * medians[-1]:
+        if max(times) - min(times) <= max(_QUIET_NS, _QUIET * medians[-1]):
             return medians[-1]
     return min(medians)
 
 
-def _batch_ns(run: Run, inputs: Sequence[list[Tensor]], calls: int) -> float:
-    cuda: Any = torch.cuda
-    start, end = (cuda.Event(enable_timing=True) for _ in range(2))
-    cuda._sleep(calls * _PAUSE_CYCLES_PER_CALL)
-    start.record()
-    for call in range(calls):
-        run(list(inputs[call % len(inputs)]))
-    end.record()
-    end.synchronize()
-    return 1e6 * float(start.elapsed_time(end)) / calls
-
-
-def _cpu_ns(run: Run, inputs: Sequence[list[Tensor]]) -> int:
+def _cpu_ns(run: Run, inputs: list[Tensor]) -> int:
     """At least five runs, and more while they are short."""
-    run(list(inputs[0]))
+    run(list(inputs))
     times: list[int] = []
     while len(times) < 5 or (sum(times) < 1e9 * _BATCH_SECONDS and len(times) < 100):
         start = time.perf_counter_ns()
-        run(list(inputs[0]))
+        run(list(inputs))
         times.append(time.perf_counter_ns() - start)
     return round(statistics.median(times))

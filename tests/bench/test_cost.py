@@ -95,7 +95,7 @@ def row(time_ms: float, predicted_ms: float) -> dict[str, object]:
         "setting": "toy",
         "variant": "hilore exact",
         "cap_bytes": 2**20,
-        "time_ms": time_ms,
+        "queued_time_ms": time_ms,
         "predicted_time_ns": round(1e6 * predicted_ms),
         "time_ratio": predicted_ms / time_ms,
         "planning_seconds": 1.0,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.fx import Node
 
+from hilore_planner.costs import stopwatch
 from hilore_planner.costs.sample import (
     Layout,
     Sample,
@@ -17,7 +18,7 @@ from hilore_planner.costs.sample import (
     node_sample,
     not_alone,
 )
-from hilore_planner.costs.stopwatch import Stopwatch, _quietest
+from hilore_planner.costs.stopwatch import Stopwatch, _Queue, _quietest
 from hilore_planner.passes import compat
 from hilore_planner.passes.chains import Chain
 from hilore_planner.passes.codecs import codec_named
@@ -149,9 +150,31 @@ def test_what_may_do_more_than_compute_is_not_run() -> None:
 
 
 def test_a_try_that_was_disturbed_is_repeated() -> None:
-    tries = iter([[1.0, 5.0, 5.0], [2.0, 2.1, 2.05], [1.0, 1.0, 1.0]])
-    assert _quietest(tries) == 2.05
-    assert _quietest(iter([[1.0, 9.0, 9.0], [1.0, 4.0, 9.0]])) == 4.0
+    tries = iter([[1e4, 5e4, 5e4], [2e4, 2.1e4, 2.05e4], [1e4, 1e4, 1e4]])
+    assert _quietest(tries) == 2.05e4
+    assert _quietest(iter([[1e4, 9e4, 9e4], [1e4, 4e4, 9e4]])) == 4e4
+    assert (
+        _quietest(iter([[100.0, 900.0, 300.0]])) == 300.0
+    )  # so short that no spread says anything
+
+
+@pytest.mark.parametrize("call_ns", [2_000, 130_000, 5_300_000])
+def test_what_stands_between_calls_is_subtracted(
+    call_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[tuple[int, int]] = []
+
+    def batch_ns(self: _Queue, turns: int, copies: int) -> float:
+        launched.append((turns, copies))
+        return float(turns * call_ns + max(1, turns) * copies * 125_000)
+
+    monkeypatch.setattr(stopwatch, "_COPIED_BYTES", 1)
+    monkeypatch.setattr(_Queue, "_batch_ns", batch_ns)
+    assert _Queue(list, [], torch.device("cpu")).time_ns() == call_ns
+    assert all(max(1, turns) * (1 + copies) <= 101 for turns, copies in launched)
+    turns, copies = next((t, c) for t, c in reversed(launched) if t)
+    assert turns >= 2
+    assert copies == max(1, round(call_ns / 375_000))
 
 
 @pytest.mark.compat
