@@ -2,7 +2,7 @@
 
     (1) at hand     what backward reads is stored, compressed or recomputed
     (2) parents     what is recomputed finds its parents at hand
-    (3) peak        the bytes alive at a position stay under the cap
+    (3) peak        the bytes alive at a position stay under the cap (in ``peaks``)
     (4) risk        the error added to the gradient stays in its budget
     (5) inexactness what is recomputed is exact only if its parents are
     (6) demand      what a recomputed reader needs early is rebuilt early
@@ -15,14 +15,10 @@ refinement says.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from hilore_planner.solvers.linear import Column, LinearModel, Term
-from hilore_planner.solvers.problem import Bytes, PositionIndex
-from hilore_planner.solvers.structure import Structure
 from hilore_planner.solvers.variables import (
     RECOMPUTE,
-    STORE,
     Variables,
     compress_action,
     lossy_actions,
@@ -62,37 +58,6 @@ def add_parents(model: LinearModel, variables: Variables) -> None:
         if own is not None:
             terms = [(own, 1.0), *_sum(rebuilt, -1.0)]
             model.row(f"needed[{units[p].name}]", terms, upper=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Cap:
-    """The right-hand side of the peak rows.
-
-    Attributes:
-        size_bytes: the cap, or 0 where ``column`` stands for it.
-        unit_bytes: what 1 is in a row, to keep its coefficients moderate.
-        column: the cap where it is minimised, in units of ``unit_bytes``.
-    """
-
-    size_bytes: Bytes
-    unit_bytes: float
-    column: Column | None = None
-
-
-def add_peaks(model: LinearModel, variables: Variables, cap: Cap) -> None:
-    """(3) fixed[k] + Σ kept bytes at k + Σ rebuilt bytes at k ≤ cap for every peak k."""
-    positions = variables.structure.problem.positions
-    for k in variables.refinement.peaks:
-        terms = [
-            (column, size / cap.unit_bytes)
-            for u in range(len(variables.actions))
-            for column, size in alive_terms(variables, u, k)
-        ]
-        if cap.column is not None:
-            terms.append((cap.column, -1.0))
-        size_bytes = cap.size_bytes - variables.refinement.guard_bytes
-        room = (size_bytes - positions[k].fixed_bytes) / cap.unit_bytes
-        model.row(f"peak[{k}]", terms, upper=room)
 
 
 def add_risk(model: LinearModel, variables: Variables) -> None:
@@ -197,101 +162,6 @@ def add_tails(model: LinearModel, variables: Variables) -> None:
             if own is not None:
                 terms = [*_sum([column, *before]), (own, -1.0), (rebuilt, -1.0)]
                 model.row(f"still[{name}]", terms, lower=-1.0)
-
-
-def alive_terms(variables: Variables, u: int, k: PositionIndex) -> list[Term]:
-    """Bytes of unit ``u`` alive at position ``k``, as columns with bytes; at most the truth."""
-    structure = variables.structure
-    unit = structure.problem.units[u]
-    sizes = {compress_action(form.codec): form.kept_bytes for form in structure.forms[u]}
-    sizes[STORE] = unit.kept_bytes
-    kept = {a: column for a, column in variables.actions[u].items() if a != RECOMPUTE}
-    if k < structure.problem.first_backward:
-        return [
-            (column, float(sizes[action]))
-            for action, column in kept.items()
-            if (k > unit.released_at if action == STORE else k >= unit.made_at)
-        ]
-    terms: list[Term] = []
-    if RECOMPUTE in variables.actions[u]:
-        rebuilt = variables.by_at_least(u, RECOMPUTE, k)
-        terms += _held(variables, u, RECOMPUTE, k, rebuilt, unit.rebuilt_bytes)
-    inherited = _inherited_bytes(structure, u, k)
-    for action, column in kept.items():
-        sure_bytes = min(inherited, sizes[action])
-        terms += [(column, float(sure_bytes - inherited))] if sure_bytes < inherited else []
-        terms += _kept_terms(variables, u, action, k, sizes[action] - sure_bytes)
-    return terms + _inherited_terms(variables, u, k, inherited)
-
-
-def _inherited_bytes(structure: Structure, u: int, k: PositionIndex) -> Bytes:
-    """What is alive at ``k`` if the unit is kept whole, and recomputed from by all it has heirs of."""
-    if k <= structure.surely_last[u]:
-        return 0
-    return sum(heir.size_bytes for heir in structure.heirs[u] if k <= heir.until)
-
-
-def _inherited_terms(
-    variables: Variables, u: int, k: PositionIndex, inherited_bytes: Bytes
-) -> list[Term]:
-    """Each heir's bytes where it is recomputed, none of them where the unit itself is."""
-    if not inherited_bytes:
-        return []
-    terms: list[Term] = []
-    own = variables.actions[u].get(RECOMPUTE)
-    if own is not None:
-        terms.append((own, -float(inherited_bytes)))
-    for heir in variables.structure.heirs[u]:
-        if k <= heir.until:
-            terms.append(variables.recomputed(heir.unit, u, heir.size_bytes))
-            for v in heir.chain:
-                rebuilt = variables.by_at_least(v, RECOMPUTE, k)
-                if rebuilt is not None:  # counted as its own
-                    terms.append((rebuilt, -float(heir.size_bytes)))
-    return terms
-
-
-def _kept_terms(
-    variables: Variables, u: int, action: str, k: PositionIndex, size_bytes: Bytes
-) -> list[Term]:
-    """``size_bytes`` of what is kept under ``action``, and the whole of what is decoded from it."""
-    structure = variables.structure
-    column = variables.actions[u][action]
-    if not rebuilds(structure, u, action):
-        return _held(variables, u, action, k, column, size_bytes)
-    rebuilt_bytes = structure.problem.units[u].rebuilt_bytes
-    # Until it is surely needed no more, so much is alive whether it is decoded yet or not.
-    sure_bytes = min(size_bytes, rebuilt_bytes) if k <= structure.surely_last[u] else 0
-    rebuilt = variables.by_at_least(u, action, k)
-    terms = _held(variables, u, action, k, rebuilt, rebuilt_bytes - sure_bytes)
-    terms += [(column, float(sure_bytes))] if sure_bytes else []
-    if k <= structure.latest[u]:
-        terms.append((column, float(size_bytes - sure_bytes)))
-        decoded = variables.by_at_most(u, action, k - 1)
-        if decoded is not None:
-            terms.append((decoded, float(sure_bytes - size_bytes)))
-    return terms
-
-
-def _held(
-    variables: Variables,
-    u: int,
-    action: str,
-    k: PositionIndex,
-    column: Column | None,
-    size_bytes: Bytes,
-) -> list[Term]:
-    """``size_bytes`` under ``column`` up to the sure last need, under a tail after it.
-
-    What is kept until a later position is held now; what is rebuilt by then may not be, so it takes
-    a tail at ``k``.
-    """
-    if k > variables.structure.surely_last[u]:
-        found = variables.refinement.tail_after(u, k)
-        if found != k and rebuilds(variables.structure, u, action):
-            found = None
-        column = None if found is None else variables.tail.get((u, action, found))
-    return [] if column is None else [(column, float(size_bytes))]
 
 
 def _sum(columns: Iterable[Column], sign: float = 1.0) -> list[Term]:

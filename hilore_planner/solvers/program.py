@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hilore_planner.solvers import constraints
 from hilore_planner.solvers.linear import Column, LinearModel
 from hilore_planner.solvers.objective import minimise_time
+from hilore_planner.solvers.peaks import Cap, add_peaks
 from hilore_planner.solvers.problem import Bytes, Nanoseconds
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.structure import Structure
@@ -30,7 +31,7 @@ class Program:
 
     model: LinearModel
     variables: Variables
-    cap: constraints.Cap
+    cap: Cap
     unit_ns: float
 
 
@@ -45,9 +46,9 @@ def budgeted_program(model: LinearModel, variables: Variables, cap_bytes: Bytes)
     """Least time of the choices in ``model``, under ``cap_bytes`` and in the risk budget."""
     structure = variables.structure
     unit_ns = _moderate(_everything_ns(structure))
-    cap = constraints.Cap(cap_bytes, _moderate(_everything_bytes(structure)))
+    cap = Cap(cap_bytes, _moderate(_everything_bytes(structure)))
     constraints.add_risk(model, variables)
-    constraints.add_peaks(model, variables, cap)
+    add_peaks(model, variables, cap)
     minimise_time(model, variables, unit_ns)
     return Program(model, variables, cap, unit_ns)
 
@@ -64,9 +65,9 @@ def peak_program(structure: Structure, refinement: Refinement, slack_bytes: floa
     unit_bytes = _moderate(_everything_bytes(structure))
     upper = _everything_bytes(structure) / unit_bytes
     column = model.column("cap[]", upper=upper, integer=False, cost=1.0)
-    cap = constraints.Cap(0, unit_bytes, column)
+    cap = Cap(0, unit_bytes, column)
     constraints.add_risk(model, variables)
-    constraints.add_peaks(model, variables, cap)
+    add_peaks(model, variables, cap)
     minimise_time(model, variables, unit_bytes * max(everything_ns, 1) / slack_bytes)
     return Program(model, variables, cap, _moderate(everything_ns))
 

@@ -17,8 +17,8 @@ from hilore_planner.solvers import (
     replay,
     solve,
 )
-from hilore_planner.solvers.constraints import alive_terms
 from hilore_planner.solvers.linear import LinearModel
+from hilore_planner.solvers.peaks import alive_terms
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.structure import Structure, analyse
 from hilore_planner.solvers.variables import Variables, add_variables, rebuilds
@@ -167,8 +167,9 @@ def test_no_more_bytes_are_counted_than_are_alive(
 ) -> None:
     structure = analyse(problem)
     variables = add_variables(LinearModel(), structure, refinements(structure, data))
+    heirs, units = data.draw(st.booleans()), range(len(problem.units))
     terms = [
-        [term for u in range(len(problem.units)) for term in alive_terms(variables, u, k)]
+        [term for u in units for term in alive_terms(variables, u, k, heirs=heirs)]
         for k in range(len(problem.positions))
     ]
     for placement in placements(problem):
@@ -241,7 +242,7 @@ def test_an_interior_unit_that_is_kept_is_counted_until_a_reader_takes_its_place
     variables = add_variables(LinearModel(), structure, Refinement())
     store, recompute = variables.actions[0].values()
     assert (structure.earliest[0], structure.latest[0]) == (1, 3)
-    assert [alive_terms(variables, 0, k) for k in range(1, 4)] == [
+    assert [alive_terms(variables, 0, k, heirs=True) for k in range(1, 4)] == [
         [(store, 10.0)],
         [(recompute, -6.0), (variables.actions[1]["recompute"], 6.0)],
         [],

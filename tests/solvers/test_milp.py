@@ -14,12 +14,12 @@ from hilore_planner.errors import OptionError, PlacementError
 from hilore_planner.solvers import PlacementProblem, Position, Solution, Unit, replay, solve
 from tests.solvers.layered import GIB, Shape, transformer
 from tests.solvers.oracle import truth
-from tests.solvers.strategies import layered_problems, problems
+from tests.solvers.strategies import interior_problems, layered_problems, problems
 
 AMPLE = 600.0
 """Seconds that no solve here comes near, on whatever machine: where the answer matters, not the time."""
 
-ANY_PROBLEM = st.one_of(problems(), layered_problems())
+ANY_PROBLEM = st.one_of(problems(), layered_problems(), interior_problems())
 
 
 def check_fits(problem: PlacementProblem, found: Solution) -> None:
