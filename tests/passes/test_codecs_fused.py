@@ -58,10 +58,18 @@ def test_a_copy_takes_no_kernel_of_its_own(codec: Codec, device: str) -> None:
 
     gate, up = _value(device, 0), _value(device, 1)
     inputs = gate, up, *codec.encode(gate)
-    found, kernels = _compiled(both, *inputs)
+    (product, *kept, read), kernels = _compiled(both, *inputs)
     assert kernels <= 2
-    for one, other in zip(found, both(*inputs), strict=True):
-        assert torch.equal(one.float().nan_to_num(), other.float().nan_to_num())
+    expected, *_, expected_read = both(*inputs)
+    assert torch.equal(product.nan_to_num(), expected.nan_to_num())
+    torch.testing.assert_close(read, expected_read, rtol=1e-6, atol=1e-7, equal_nan=True)
+    # Kernels may round a value that lies between two codes to the other one, but decode by the very scale and noise.
+    decoded = codec.decode(tuple(kept), torch.float32)
+    again = codec.decode(codec.encode(product), torch.float32)
+    is_same = (decoded - again).abs() <= 1e-6 * again.abs()
+    assert float(is_same[again.isfinite()].float().mean()) > 0.999
+    wrong = (decoded - product).abs().nan_to_num(posinf=0.0)
+    assert float(wrong.max()) <= 1.001 * float((again - product).abs().nan_to_num(posinf=0.0).max())
 
 
 @devices
@@ -89,6 +97,6 @@ def test_values_read_together_are_encoded_together(device: str) -> None:
         encoded = codec.encode(gate), codec.encode(up)
         return (torch.nn.functional.silu(gate) * up) @ w, *encoded[0], *encoded[1]
 
-    square = [_value(device, seed).nan_to_num()[:, :64] for seed in range(3)]
+    square = [_value(device, seed).nan_to_num()[:, :64].bfloat16() for seed in range(3)]
     _, kernels = _compiled(forward, *(x.contiguous() for x in square))
     assert kernels == 1

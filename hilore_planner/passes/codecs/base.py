@@ -92,15 +92,15 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype.itemsize == 2 else torch.float32
 
 
-def scale_of(peak: Tensor, largest: Tensor | float, dtype: torch.dtype) -> Tensor:
-    """Scale that maps ``peak`` to ``largest`` or just below, float32 and exact in the dtype it is kept in.
+def scale_of(peak: Tensor, step: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """Scale, ``peak`` times ``step`` or just above, float32 and exact in the dtype it is kept in.
 
-    At the very end of the dtype's range it maps it to up to 0.6% above, so that ``largest`` decodes to a finite value.
-    Rounding is of bits, as a compiler may leave out a cast to bf16 and back: encode and decode use one scale.
+    At the very end of the dtype's range it is up to 0.8% below, so that ``1 / step`` scales are a finite value. There
+    are no divisions, which compiled kernels round otherwise, and rounding is of bits, as a compiler may leave out a
+    cast to bf16 and back: encode and decode use one scale.
     """
     end = torch.finfo(dtype).max * (2 - ROUND_UP)
-    safe = (peak.clamp_min(SMALLEST_PEAK) * ROUND_UP).clamp_max(end)
-    scale = safe / largest
+    scale = (peak.clamp_min(SMALLEST_PEAK) * ROUND_UP).clamp_max(end) * step
     if scale_dtype(dtype) == torch.float32:
         return scale
     return ((scale.view(torch.int32) + _HALF_BF16) & ~_BELOW_BF16).view(torch.float32)

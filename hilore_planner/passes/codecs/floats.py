@@ -48,7 +48,7 @@ class Fp8E4M3:
         magnitude = values.abs()
         is_outside = (magnitude < math.inf).logical_not()
         peak = magnitude.masked_fill(is_outside, 0.0).amax(-1, keepdim=True)
-        scales = scale_of(peak, _LARGEST, x.dtype)
+        scales = scale_of(peak, 1 / _LARGEST, x.dtype)
         scaled = values * scales.reciprocal()
         if self.rounding == "stochastic":
             scaled = _up_or_down(scaled, scales)

@@ -36,7 +36,8 @@ def quantise(
     is_outside = (magnitude < math.inf).logical_not()
     peak = magnitude.masked_fill(is_outside, 0.0).amax(-1, keepdim=True)
     is_marked = is_outside.any(-1, keepdim=True)
-    scales = scale_of(peak, largest - 2.0 * is_marked, dtype)
+    step = is_marked * (1 / (largest - 2) - 1 / largest) + 1 / largest
+    scales = scale_of(peak, step, dtype)
     steps = groups * scales.reciprocal()
     if rounding == "stochastic":
         steps = steps + dither(scales, groups.shape[-1])
