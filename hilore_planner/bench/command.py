@@ -127,11 +127,12 @@ def head(
     from hilore_planner.bench.runner import write_record
     from hilore_planner.bench.setting import setting_named
 
-    counts = tokens or [10_240, 40_960]
-    shapes = [HeadShape(count, hidden, vocabulary, "token", dtype=dtype) for count in counts]
-    shapes.append(HeadShape(counts[0], hidden, vocabulary, "sequence", dtype=dtype))
+    sizes = tokens or [10_240, 40_960]
+    shapes = [HeadShape(size, hidden, vocabulary, "token", dtype=dtype) for size in sizes]
+    shapes.append(HeadShape(sizes[0], hidden, vocabulary, "sequence", dtype=dtype))
     settings = [setting_named(name) for name in update or []]
-    rows = bench_head(shapes, tuple(chunks or (8, 32)), device=device, repeats=repeats)
+    counts = tuple(chunks or (8, 32))
+    rows = bench_head(shapes, counts, device=device, repeats=repeats, side_by_side=side_by_side)
     rows += bench_update(settings, device=device, side_by_side=side_by_side)
     write_record(output, rows, device=device)
     print("\n".join(summary(rows)))
@@ -145,12 +146,15 @@ def risk(
     output: Output = Path("docs/results/risk.json"),
 ) -> None:
     """Predicted against measured gradient error, on a model trained for the purpose."""
-    from hilore_planner.bench.risk.run import bench_risk, summary
+    from hilore_planner.bench.risk.run import bench_risk
     from hilore_planner.bench.risk.setting import risk_setting_named
+    from hilore_planner.bench.risk.summary import summary
     from hilore_planner.bench.runner import write_record
 
-    rows = bench_risk(risk_setting_named(setting), device=device, side_by_side=side_by_side)
-    write_record(output, rows, device=device)
+    rows = []
+    for row in bench_risk(risk_setting_named(setting), device=device, side_by_side=side_by_side):
+        rows.append(row)
+        write_record(output, rows, device=device)  # what is cut short leaves what it has
     print("\n".join(summary(rows)))
 
 

@@ -1,7 +1,8 @@
 """``hilore bench head``: a language-model head alone, hidden states to loss and back, run in several ways.
 
-All ways are compiled in one process and take turns, so that none has a cooler device than another. A head's memory is
-what it takes at most beyond its inputs, the gradient of hidden states and that of the weight.
+All ways of one head are compiled in one process and take turns, so that none has a cooler device than another; heads
+are prepared side by side and timed one after another. A head's memory is what it takes at most beyond its inputs, the
+gradient of hidden states and that of the weight.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,7 @@ from hilore_planner.bench.head_ways import HeadBatch, HeadWay, Level, Run, head_
 from hilore_planner.bench.runner import Job, Row, run_jobs
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.bench.trial import wait
-from hilore_planner.passes import compat
+from hilore_planner.bench.turns import in_turn
 from hilore_planner.peak.measure import measured_peak_bytes
 
 WARM_UPS = 3
@@ -59,17 +60,45 @@ class HeadShape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A head's ways, compiled and checked: rows without their times, and those that can be timed."""
+
+    batch: HeadBatch
+    device: torch.device
+    untimed: dict[str, Row]
+    runs: dict[str, Run]
+
+    def rows(self, repeats: int) -> list[Row]:
+        """With times, for each way; one with an ``error`` where it could not be run."""
+        times = _times_ms(self.runs, self.batch, self.device, repeats)
+        return [row | times.get(name, {}) for name, row in self.untimed.items()]
+
+
 def bench_head(
-    shapes: Sequence[HeadShape], chunks: tuple[int, ...], *, device: str, repeats: int
+    shapes: Sequence[HeadShape],
+    chunks: tuple[int, ...],
+    *,
+    device: str,
+    repeats: int,
+    side_by_side: int,
 ) -> list[Row]:
-    """Rows of every shape: one for each way, with an ``error`` where it could not be run."""
+    """Rows of every shape, each measured in a process of its own."""
     rows: list[Row] = []
-    for shape in shapes:
-        torch._dynamo.reset()
-        rows += _bench_shape(shape, chunks, torch.device(device), repeats)
-        if device.startswith("cuda"):
-            torch.cuda.empty_cache()
+    common = {"device": device, "repeats": repeats, "chunks": chunks}
+    messages = [{"shape": asdict(shape), **common} for shape in shapes]
+    for start in range(0, len(shapes), side_by_side):
+        group = slice(start, start + side_by_side)
+        answers = in_turn("hilore_planner.bench.head_worker", messages[group])
+        for shape, answer in zip(shapes[group], answers, strict=True):
+            rows += answer or [_lost(shape)]
+            print("\n".join(summary(answer or [])), file=sys.stderr, flush=True)
     return rows
+
+
+def _lost(shape: HeadShape) -> Row:
+    error = "the process ended without an answer; its own output is above"
+    return {"setting": shape.name, "variant": "all", "seed": SEED, "error": error}
 
 
 def bench_update(settings: Sequence[Setting], *, device: str, side_by_side: int) -> list[Row]:
@@ -84,19 +113,18 @@ def bench_update(settings: Sequence[Setting], *, device: str, side_by_side: int)
     return run_jobs(jobs, device=device, side_by_side=side_by_side)
 
 
-def _bench_shape(
-    shape: HeadShape, chunks: tuple[int, ...], device: torch.device, repeats: int
-) -> list[Row]:
+def prepare(shape: HeadShape, chunks: tuple[int, ...], device: torch.device) -> Prepared:
+    """Compile and run every way, and compare its gradients with the exact ones."""
     batch = shape.batch(device)
     exact = exact_gradients(batch, shape.level)
-    with compat.many_compiled_forms(64):
-        rows = {
-            way.name: _tried(way, batch, exact, shape, device)
-            for way in head_ways(shape.level, chunks)
-        }
-        runs = {name: run for name, (run, _) in rows.items() if run is not None}
-        times = _times_ms(runs, batch, device, repeats)
-    return [row | times.get(name, {}) for name, (_, row) in rows.items()]
+    tried = {
+        way.name: _tried(way, batch, exact, shape, device) for way in head_ways(shape.level, chunks)
+    }
+    del exact
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # others prepare on the same device
+    runs = {name: run for name, (run, _) in tried.items() if run is not None}
+    return Prepared(batch, device, {name: row for name, (_, row) in tried.items()}, runs)
 
 
 def _tried(

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from hilore_planner.bench.setting import Setting, Variant
+from hilore_planner.bench.turns import in_turn
 
 Row = dict[str, Any]
 
@@ -38,45 +38,22 @@ def run_jobs(jobs: Sequence[Job], *, device: str, side_by_side: int) -> list[Row
 
 
 def _run_group(jobs: Sequence[Job], device: str) -> list[Row]:
-    """Start all, wait until each has compiled, then let one after another measure."""
     start = time.monotonic()
-    workers = [_start(job, device) for job in jobs]
-    with ThreadPoolExecutor(len(jobs)) as waiting:
-        answers = list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), workers))
-    rows = []
-    for job, worker, line in zip(jobs, workers, answers, strict=True):
-        if line.strip() == "ready":
-            _pipe(worker.stdin).write("go\n")
-            _pipe(worker.stdin).flush()
-            line = _pipe(worker.stdout).readline()
-        row = json.loads(line) if line.startswith("{") else _lost(job)
-        worker.communicate()
-        rows.append(row)
-        print(f"{time.monotonic() - start:5.0f} s  {_line(row)}", file=sys.stderr, flush=True)
+    rows: list[Row] = []
+    answers = in_turn("hilore_planner.bench.worker", [_message(job, device) for job in jobs])
+    for job, answer in zip(jobs, answers, strict=True):
+        rows.append(answer or _lost(job))
+        print(f"{time.monotonic() - start:5.0f} s  {_line(rows[-1])}", file=sys.stderr, flush=True)
     return rows
 
 
-def _start(job: Job, device: str) -> subprocess.Popen[str]:
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "hilore_planner.bench.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    message = {
+def _message(job: Job, device: str) -> dict[str, Any]:
+    return {
         "setting": asdict(job.setting),
         "variant": job.variant.as_dict(),
         "device": device,
         "plan": str(job.plan) if job.plan else None,
     }
-    _pipe(worker.stdin).write(json.dumps(message) + "\n")
-    _pipe(worker.stdin).flush()
-    return worker
-
-
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None
-    return pipe
 
 
 def _lost(job: Job) -> Row:

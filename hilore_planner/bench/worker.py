@@ -22,6 +22,7 @@ from hilore_planner.backend import hilore
 from hilore_planner.bench.attribution import NAMED_KERNELS, attributed
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.bench.trial import storage_bytes, time_ms, wait
+from hilore_planner.bench.turns import ready
 from hilore_planner.errors import NoPlacementError
 from hilore_planner.grpo.actor import (
     MODELS,
@@ -220,8 +221,7 @@ def main() -> None:
             start = time.perf_counter()
             update = Update(setting, variant, device, plan)
             row |= _run_first(update, device, start)
-            print("ready", flush=True)
-            sys.stdin.readline()
+            ready()
             row |= measure(update, device) | _planned(plan)
             row |= {"refused": False, "rounds": rounds.count} if variant.kind == "hilore" else {}
             if "predicted_peak_bytes" in row:

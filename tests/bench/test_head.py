@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hilore_planner.bench import head as bench
-from hilore_planner.bench.head import HeadShape, bench_head, summary
+from hilore_planner.bench.head import HeadShape, bench_head, prepare, summary
 from hilore_planner.bench.head_reference import exact_gradients, head_batch, relative_error
 from hilore_planner.bench.head_ways import HeadBatch, HeadWay, Level, head_ways, policy_loss
 from hilore_planner.grpo.head import log_probs
@@ -63,7 +63,7 @@ def test_rows_have_time_memory_and_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(bench, "head_ways", ways)
     shape = HeadShape(96, 8, 501, "sequence", sequence=48, dtype="float32")
-    plain, broken, away = bench_head([shape], (2,), device="cpu", repeats=3)
+    plain, broken, away = prepare(shape, (2,), torch.device("cpu")).rows(3)
     assert plain["time_ms_min"] <= plain["time_ms"] <= plain["time_ms_max"]
     assert plain["weight_gradient_error"] < 1e-5
     assert plain["hidden_gradient_error"] < 1e-5
@@ -74,3 +74,10 @@ def test_rows_have_time_memory_and_error(monkeypatch: pytest.MonkeyPatch) -> Non
     lines = summary([plain, broken, away])
     assert "(1.000)" in lines[0]
     assert lines[2].endswith("not installed: x")
+
+
+def test_a_head_that_cannot_be_measured_has_a_row_that_says_so() -> None:
+    wrong = HeadShape(16, 4, 0, "token", sequence=8, dtype="float32")
+    (row,) = bench_head([wrong], (2,), device="cpu", repeats=1, side_by_side=2)
+    assert row["setting"] == wrong.name
+    assert "without an answer" in row["error"]
