@@ -31,7 +31,8 @@ def held_after() -> Any:
 
     def lowering(value: Any, anchor: Any) -> Any:
         made, before = _kernel_behind(value), _kernel_behind(anchor)
-        _lay_out(value, V.graph.current_node.meta["val"])
+        if not _is_only_joined(V.graph.current_node):
+            _lay_out(value, V.graph.current_node.meta["val"])
         are_kernels = all(isinstance(kernel, ir.Operation) for kernel in (made, before))
         if are_kernels and _is_older(before, made):
             V.graph.additional_buffer_deps[made.get_operation_name()].add(before.get_name())
@@ -197,6 +198,16 @@ def _buffer_behind(value: Any) -> Any:
             value.realize()
         value = value.data
     return value
+
+
+def _is_only_joined(tie: Node) -> bool:
+    """Whether nothing reads a tied value but ``cat``, into whose result it may be written straight away."""
+    readers = [user for user in tie.users if user.target is not held_after() or user.args[0] is tie]
+    return all(
+        user.target is torch.ops.aten.cat.default
+        or (user.target is held_after() and _is_only_joined(user))
+        for user in readers
+    )
 
 
 def _lay_out(value: Any, like: torch.Tensor) -> None:

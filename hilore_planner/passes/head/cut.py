@@ -20,11 +20,13 @@ def row_slice(wide: Collection[Node], logits: Node) -> tuple[Node, RowSlice] | N
     Raises:
         NotRowWiseError: there are several different ones.
     """
-    vocabulary = shape_of(logits)[1]
+    slices = [user for value in wide for user in value.users if user.target is aten.slice.Tensor]
+    widths = [shape_of(logits)[1], *(shape_of(node)[-1] for node in slices if node in wide)]
     found: tuple[Node, RowSlice] | None = None
     for value in wide:
         for user in value.users:
-            if user.target is not aten.slice.Tensor or not same(shape_of(value)[-1], vocabulary):
+            is_wide = any(same(shape_of(value)[-1], width) for width in widths)
+            if user not in slices or not is_wide:
                 continue
             cut = _cut(user, value)
             if found is not None and cut is not None and not _equal(cut, found[1]):

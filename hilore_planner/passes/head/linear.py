@@ -51,6 +51,7 @@ _JOINTLY: dict[Any, tuple[int, ...]] = {
     ),
     aten.add.Tensor: (0, 1),
     aten.sub.Tensor: (0, 1),
+    aten.constant_pad_nd.default: (0, 2),
     aten.where.self: (1, 2),
     aten.scatter_add.default: (0, 3),
     aten.scatter.src: (0, 3),
@@ -91,4 +92,5 @@ def _is_linear(node: Node, dependent: Collection[Node]) -> bool:
     jointly = _JOINTLY.get(node.target)
     if jointly is None or not carriers <= set(jointly):
         return False
-    return all(index in carriers or is_zero(node.args[index]) for index in jointly)
+    written = [index for index in jointly if index < len(node.args)]
+    return all(index in carriers or is_zero(node.args[index]) for index in written)

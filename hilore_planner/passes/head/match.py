@@ -152,6 +152,7 @@ def _site(
         cut=head.cut,
         vocabulary=shape_of(head.logits)[1],
         hidden=head.hidden,
+        wide=head.wide,
         passes=passes,
         tangent=tangent,
         why_rebuild=why,

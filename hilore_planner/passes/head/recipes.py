@@ -54,6 +54,7 @@ _RULES: dict[Any, Callable[[Node, Rows], Recipe]] = {
     aten.detach.default: layout.pointwise,
     aten.unsqueeze.default: layout.unsqueeze,
     aten.permute.default: layout.permute,
+    aten.constant_pad_nd.default: layout.pad,
     aten.select.int: dims.drop_dims,
     aten.squeeze.dim: dims.drop_dims,
     aten.squeeze.dims: dims.drop_dims,

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from hilore_planner.passes.head.linear import is_zero
 from hilore_planner.passes.head.operands import align, leaves, sizes, value_args
 from hilore_planner.passes.head.shapes import (
     chunk_dim,
@@ -89,3 +90,19 @@ def permute(node: Node, rows: Rows) -> Recipe:
     own = replace(rows, axis=moved[0])
     kept = [d for d in order if d == moved[0] or not holds_rows(d, own)]
     return Recipe(node.target, (Operand(source, own), [chunk_dim(d, own) for d in kept]), {})
+
+
+def pad(node: Node, rows: Rows) -> Recipe:
+    """Zeros beside the rows' dimensions."""
+    (source,) = value_args(node, 0)
+    written: Any = node.args[1]
+    if not all(map(is_zero, node.args[2:])):
+        raise NotRowWiseError(node, "it is padded with something else than zeros")
+    rank = len(shape_of(node))
+    widths = {rank - 1 - place: written[2 * place :][:2] for place in range(len(written) // 2)}
+    if any(map(any, (widths.pop(dim, ()) for dim in range(rank) if holds_rows(dim, rows)))):
+        raise NotRowWiseError(node, "rows are padded")
+    moved = {chunk_dim(dim, rows): width for dim, width in widths.items()}
+    chunk_rank = rank - rows.count + 1
+    padding = [w for dim in reversed(range(chunk_rank)) for w in moved.get(dim, (0, 0))]
+    return Recipe(node.target, (Operand(source, rows), padding), {})

@@ -129,8 +129,9 @@ class HeadSite:
 
     ``passes`` holds one sweep in the early form, and the forward's and the backward's sweep in the
     rebuild form; ``why_rebuild`` says what forbids the early form. ``rows`` counts those kept if
-    ``cut`` drops some. ``logging_only`` are values made of logits for forward outputs that nobody
-    can differentiate: what is kept for their gradient would be kept for nothing.
+    ``cut`` drops some, and ``wide`` are the values of vocabulary size. ``logging_only`` are values
+    made of logits for forward outputs that nobody can differentiate: what is kept for their
+    gradient would be kept for nothing.
     """
 
     form: Form
@@ -139,6 +140,7 @@ class HeadSite:
     cut: RowSlice | None
     vocabulary: Size
     hidden: Size
+    wide: frozenset[Node] = field(repr=False)
     passes: tuple[ChunkPass, ...] = field(repr=False)
     tangent: Node | None
     why_rebuild: str

@@ -16,7 +16,7 @@ from hilore_planner.passes.head.one_hot import picks_one, sum_instead_of_gather
 from hilore_planner.passes.head.operands import operands
 from hilore_planner.passes.head.reach import MATMULS
 from hilore_planner.passes.head.recipes import REDUCTIONS
-from hilore_planner.passes.head.shapes import same, shape_of, tensor_of
+from hilore_planner.passes.head.shapes import shape_of, tensor_of
 from hilore_planner.passes.head.site import (
     ChunkPass,
     ChunkRows,
@@ -71,11 +71,7 @@ def _mark(site: HeadSite, sweep: ChunkPass, made: Mapping[Node, Node]) -> None:
     for every logit, they make that kernel so long that it no longer writes the logits' gradient over the logits.
     """
     leaving = {made[out.node] for out in sweep.exits}
-    logits = {
-        part
-        for part in made.values()
-        if part not in leaving and any(same(size, site.vocabulary) for size in shape_of(part))
-    }
+    logits = {part for node, part in made.items() if node in site.wide}
     for part in logits:
         mark_chunk_of_logits(part)
     read = {
