@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -63,11 +64,15 @@ Run = Callable[[HeadBatch], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HeadWay:
-    """One way; ``run`` is None where it cannot be tried, for ``reason``."""
+    """One way; ``run`` is None where it cannot be tried, for ``reason``.
+
+    ``library`` is what it comes from, with its version, if not from here.
+    """
 
     name: str
     run: Run | None
     reason: str = ""
+    library: str = ""
 
 
 def head_ways(level: Level, chunks: tuple[int, ...]) -> Iterator[HeadWay]:
@@ -80,8 +85,10 @@ def head_ways(level: Level, chunks: tuple[int, ...]) -> Iterator[HeadWay]:
     wide = planned(level, chunks[-1], head_totals="float32")
     yield HeadWay(f"planned, {chunks[-1]} chunks, float32 totals", wide)
     yield HeadWay(f"checkpointed, {chunks[0]} chunks", _checkpointed(level, chunks[0]))
-    yield _if_installed("liger", "liger_kernel.chunked_loss", lambda module: _liger(module, level))
-    yield _if_installed("trl", "trl.trainer.utils", lambda module: _trl(module, level))
+    yield _if_installed(
+        "liger", "liger-kernel", "liger_kernel.chunked_loss", lambda module: _liger(module, level)
+    )
+    yield _if_installed("trl", "trl", "trl.trainer.utils", lambda module: _trl(module, level))
 
 
 def _compiled(level: Level, compiler: Callable[..., Any], **options: Any) -> Run:
@@ -129,9 +136,10 @@ def _checkpointed(level: Level, chunks: int) -> Run:
     return run
 
 
-def _if_installed(name: str, module: str, way: Callable[[Any], Run]) -> HeadWay:
+def _if_installed(name: str, library: str, module: str, way: Callable[[Any], Run]) -> HeadWay:
     try:
-        return HeadWay(name, way(importlib.import_module(module)))
+        run = way(importlib.import_module(module))
+        return HeadWay(name, run, library=f"{library} {version(library)}")
     except (ImportError, AttributeError) as error:
         return HeadWay(name, None, f"not installed: {error}")
 
