@@ -1,12 +1,13 @@
 """Costs measured on the device: every distinct piece of work timed once and kept in a file.
 
-What a plan's graphs run that was not timed, because only rewriting made it, is estimated from the bytes it moves, at
-the rate of the chains that were.
+What only a plan's rewritten graphs run is timed, too, as far as it makes a difference; the rest is estimated from the
+bytes it moves, at the rate of the chains that were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch.fx import Node
@@ -23,7 +24,7 @@ from hilore_planner.costs.sample import (
 )
 from hilore_planner.costs.stopwatch import Stopwatch
 from hilore_planner.costs.table import CostTable
-from hilore_planner.passes.chains import Chain, value_bytes
+from hilore_planner.passes.chains import Chain, Piece, value_bytes
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.codecs.tiered import Tiered
 from hilore_planner.passes.cost import PricedByPiece, Roofline
@@ -32,6 +33,10 @@ from hilore_planner.passes.units import RecoveryUnit
 
 _COPIED = {"cuda": 2**28, "cpu": 2**24}
 """Bytes of the value that is copied to find the rate of moving."""
+_CODED = {"cuda": 2**23, "cpu": 0}
+"""Bytes of a value of which smaller copies are worth measuring: others take a small share of any update."""
+_UNSURE = 0.003
+"""Share of a plan's time that may be estimated, though it could be measured."""
 
 
 class Measured(PricedByPiece):
@@ -59,8 +64,9 @@ class Measured(PricedByPiece):
         self._samples: dict[object, Sample] = {}
         self._chain_ns, self._chain_bytes = 0, 0
         self._unmeasured: dict[str, None] = {}
-        kind = stopwatch.device.type if stopwatch is not None else "cuda"
-        self._copied_bytes = _COPIED[kind]
+        self.measuring_seconds = 0.0
+        device = "cuda" if stopwatch is None else stopwatch.device.type
+        self._copied_bytes, self._coded_bytes = _COPIED[device], _CODED[device]
         self._copy = copy_sample(self._copied_bytes)
         self._touch = copy_sample(16)
 
@@ -93,8 +99,28 @@ class Measured(PricedByPiece):
         self._chain_bytes += chain.moved_bytes
         return time_ns
 
-    def piece_ns(self, piece: Node | Chain) -> int:
-        """Time of a piece of a rewritten graph; nothing is measured for it."""
+    def look_at(self, found: Sequence[Piece]) -> None:
+        """Measure the chains among the pieces of a plan that are not known, those that take most first."""
+        if self._stopwatch is None:
+            return
+        times = [self.piece_ns(piece) for piece in found]
+        unknown: dict[str, tuple[int, Sample]] = {}
+        for piece, time_ns in zip(found, times, strict=True):
+            sample = self._sample(piece) if isinstance(piece, Chain) else None
+            if sample is not None and self._table.get(sample.key) is None:
+                unknown[sample.key] = unknown.get(sample.key, (0, sample))[0] + time_ns, sample
+        left_ns = sum(time_ns for time_ns, _ in unknown.values())
+        wanted = []
+        for time_ns, sample in sorted(unknown.values(), key=lambda each: -each[0]):
+            if left_ns <= _UNSURE * sum(times):
+                break
+            left_ns -= time_ns
+            wanted.append(sample)
+        if wanted:
+            self._measure(wanted)
+
+    def piece_ns(self, piece: Piece) -> int:
+        """Time of a piece of a rewritten graph, measured or not."""
         if not isinstance(piece, Chain):
             if not_alone(piece):
                 return self._estimate.node_ns(piece)
@@ -123,8 +149,14 @@ class Measured(PricedByPiece):
         wanted, self._wanted = list(self._wanted.values()), {}
         self._unmeasured.clear()
         self._chain_ns, self._chain_bytes = 0, 0
-        measure(self._table, self._stopwatch, wanted)
+        self._measure(wanted)
         return True
+
+    def _measure(self, samples: Sequence[Sample]) -> None:
+        assert self._stopwatch is not None
+        start = time.perf_counter()
+        measure(self._table, self._stopwatch, samples)
+        self.measuring_seconds += time.perf_counter() - start
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -150,7 +182,7 @@ class Measured(PricedByPiece):
             return self.move_ns(moved_bytes) + self.launch_ns
         return self.launch_ns + round(moved_bytes * self._chain_ns / self._chain_bytes)
 
-    def _sample(self, piece: Node | Chain) -> Sample:
+    def _sample(self, piece: Piece) -> Sample:
         if piece not in self._samples:
             found = chain_sample(piece) if isinstance(piece, Chain) else node_sample(piece)
             self._samples[piece] = found
@@ -162,6 +194,8 @@ class Measured(PricedByPiece):
         """None where the codec is not worth measuring."""
         value = tensor(unit.maker)
         if value is None or not (self._is_lossy or codec.is_lossless):
+            return None
+        if unit.kept_bytes < self._coded_bytes:
             return None
         layout = layout_of(value)
         if not isinstance(codec, Tiered):

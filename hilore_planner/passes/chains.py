@@ -15,7 +15,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.fusion import Fusion, Kernel, fuse, work_readers
+from hilore_planner.passes.fusion import Fusion, fuse
+from hilore_planner.passes.kernels import Kernel, work_readers
 from hilore_planner.passes.ops import OpKind, is_reduction, kind_of, tensor
 from hilore_planner.passes.schedule import roofline_bytes
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit

@@ -7,6 +7,7 @@ own. Storing costs nothing where the forward writes the value out anyway.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.chains import Chain, Chains, pieces, value_bytes
+from hilore_planner.passes.chains import Chain, Chains, Piece, pieces, value_bytes
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.devices import DeviceProfile
 from hilore_planner.passes.ops import OpKind, flops, op_name, tensor
@@ -51,6 +52,10 @@ class Costs(Protocol):
     @property
     def unmeasured(self) -> tuple[str, ...]:
         """What is priced otherwise than ``kind`` says, and why."""
+
+    @property
+    def measuring_seconds(self) -> float:
+        """Spent on finding out what was not known."""
 
     def settle(self) -> bool:
         """Find out what was asked for and is not known well; if that was anything, prices have changed."""
@@ -152,10 +157,15 @@ class PricedByPiece(ABC):
 
     def priced(self, *graphs: GraphModule) -> tuple[PricedStep, ...]:
         """What a plan's forward and backward graphs run, in order."""
-        found = (piece for graph in graphs for piece in pieces(graph))
+        found = [piece for graph in graphs for piece in pieces(graph)]
+        self.look_at(found)
         return tuple(_priced_step(piece, self.piece_ns(piece)) for piece in found)
 
-    def piece_ns(self, piece: Node | Chain) -> int:
+    @abstractmethod
+    def look_at(self, found: Sequence[Piece]) -> None:
+        """Learn what can be learnt about pieces that are going to be priced."""
+
+    def piece_ns(self, piece: Piece) -> int:
         """Time of what runs by itself."""
         return self.chain_ns(piece) if isinstance(piece, Chain) else self.node_ns(piece)
 
@@ -169,7 +179,7 @@ class PricedByPiece(ABC):
         return self._last[1]
 
 
-def _priced_step(piece: Node | Chain, time_ns: int) -> PricedStep:
+def _priced_step(piece: Piece, time_ns: int) -> PricedStep:
     is_fused = isinstance(piece, Chain)
     nodes, made = (piece.nodes, piece.outputs) if isinstance(piece, Chain) else ((piece,), (piece,))
     inputs = piece.inputs if isinstance(piece, Chain) else piece.all_input_nodes
@@ -198,6 +208,7 @@ class Roofline(PricedByPiece):
     """Times from a device profile: the larger of arithmetic and traffic, plus the launch."""
 
     kind = "roofline"
+    measuring_seconds = 0.0
 
     def __init__(self, profile: DeviceProfile) -> None:
         super().__init__()
@@ -211,6 +222,9 @@ class Roofline(PricedByPiece):
     def settle(self) -> bool:
         """Nothing is measured."""
         return False
+
+    def look_at(self, found: Sequence[Piece]) -> None:
+        """Nothing is learnt."""
 
     @property
     def unmeasured(self) -> tuple[str, ...]:

@@ -157,3 +157,26 @@ def test_a_changed_step_of_a_plan_costs_by_the_bytes_it_moves(
     rates = [costs.chain_ns(c) / c.moved_bytes for c in known]
     rate = (costs.piece_ns(chain) - costs.launch_ns) / chain.moved_bytes
     assert min(rates) < rate < max(rates)
+
+
+def test_chains_that_only_a_plan_has_are_measured_until_the_rest_is_small(
+    stack: Traced, tmp_path: Path
+) -> None:
+    graph, stopwatch = stack.units(), script()
+    costs = measured(tmp_path / "costs.json", stopwatch)
+    priced(graph, costs)
+    costs.settle()
+    before = len(stopwatch.asked)
+    units = [u for u in graph.units.values() if u.rebuilt_bytes == 0 and u.can_recompute]
+    chains = [costs.chains(graph).of_unit(unit) for unit in units]
+    known = [piece for piece in costs.chains(graph).pieces if isinstance(piece, Chain)]
+    costs.look_at(known)
+    assert len(stopwatch.asked) == before
+    costs.look_at([*chains, *chains])
+    new = {sample.key for sample in stopwatch.asked[before:]}
+    assert 0 < len(new) == len(stopwatch.asked) - before <= len(chains)
+    assert costs.measuring_seconds > 0
+    costs.look_at([*chains, *chains])
+    assert len(stopwatch.asked) == before + len(new)
+    costs.look_at([*known * 1000, *chains])  # too little to matter, if any are left
+    assert len(stopwatch.asked) == before + len(new)
