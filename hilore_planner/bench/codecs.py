@@ -22,7 +22,8 @@ from hilore_planner.codec_names import KNOWN_CODECS
 from hilore_planner.passes.codecs import Codec, Rounding, codec_named
 
 SEED = 0
-_LOSSY = tuple(name for name in KNOWN_CODECS if not codec_named(name).is_lossless)
+LOSSY = tuple(name for name in KNOWN_CODECS if not codec_named(name).is_lossless)
+"""Codecs that lose something."""
 _ROUNDINGS: tuple[Rounding, ...] = ("nearest", "stochastic")
 
 Tensors = tuple[Tensor, ...]
@@ -58,7 +59,7 @@ def bench_errors(rows: int = 2048, features: int = 2048) -> list[Row]:
             "bits_per_value": 8 * codec_named(name).kept_bytes(x.shape, torch.bfloat16) / x.numel(),
         }
         for kind, x in statistics_of_activations(rows, features).items()
-        for name in _LOSSY
+        for name in LOSSY
         for rounding in _ROUNDINGS
     ]
 
@@ -117,7 +118,7 @@ def _random(rows: int, features: int, device: torch.device) -> Tensor:
 
 
 def bench_kernels(
-    tokens: int, features: int, *, device: str, repeats: int, codecs: Sequence[str] = _LOSSY
+    tokens: int, features: int, *, device: str, repeats: int, codecs: Sequence[str] = LOSSY
 ) -> list[Row]:
     """A row for each pair of kernels and each codec, and for keeping values as they are."""
     torch.manual_seed(SEED)
@@ -185,13 +186,13 @@ def error_table(rows: Sequence[Row]) -> list[str]:
         if "relative_error" in row
     }
     lines = [
-        f"| values | {' | '.join(f'`{name}`' for name in _LOSSY)} |",
-        "|---" + "|--:" * len(_LOSSY) + "|",
+        f"| values | {' | '.join(f'`{name}`' for name in LOSSY)} |",
+        "|---" + "|--:" * len(LOSSY) + "|",
     ]
     for kind in dict.fromkeys(kind for kind, _, _ in found):
         cells = (
             " / ".join(f"{found[kind, name, rounding]:.4f}" for rounding in _ROUNDINGS)
-            for name in _LOSSY
+            for name in LOSSY
         )
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     return lines

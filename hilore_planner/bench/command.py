@@ -108,7 +108,7 @@ def head(
     hidden: Annotated[int, typer.Option(help="Hidden size.")] = 1536,
     vocabulary: Annotated[int, typer.Option(help="Rows of the head's weight.")] = 151_936,
     chunks: Annotated[
-        list[int] | None, typer.Option(help="Also tried; 8 and 32 if not given.")
+        list[int] | None, typer.Option(help="Also tried; 4 and 8 if not given.")
     ] = None,
     update: Annotated[
         list[str] | None,
@@ -131,7 +131,7 @@ def head(
     shapes = [HeadShape(size, hidden, vocabulary, "token", dtype=dtype) for size in sizes]
     shapes.append(HeadShape(sizes[0], hidden, vocabulary, "sequence", dtype=dtype))
     settings = [setting_named(name) for name in update or []]
-    counts = tuple(chunks or (8, 32))
+    counts = tuple(chunks or (4, 8))
     rows = bench_head(shapes, counts, device=device, repeats=repeats, side_by_side=side_by_side)
     rows += bench_update(settings, device=device, side_by_side=side_by_side)
     write_record(output, rows, device=device)
@@ -163,19 +163,30 @@ def codecs(
     tokens: Annotated[int, typer.Option(min=1, help="Rows of the kernels' values.")] = 10_240,
     features: Annotated[int, typer.Option(min=8, help="Columns of the kernels' values.")] = 8960,
     kernels: Annotated[bool, typer.Option(help="Also time the kernels around codecs.")] = True,
+    update: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Whole updates timed too, NAME or NAME:LAYERS, everything stored or compressed; none if not given."
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each kernel.")] = 20,
     device: Device = "cuda",
+    side_by_side: SideBySide = 6,
     output: Output = Path("docs/results/codecs.json"),
 ) -> None:
-    """What codecs lose on values of several kinds, and what they add to the kernels around them."""
-    from hilore_planner.bench.codecs import bench_errors, bench_kernels, summary
+    """What codecs lose on values of several kinds, and what they add to the kernels around them and to updates."""
+    from hilore_planner.bench import codecs_update
+    from hilore_planner.bench.codecs import LOSSY, bench_errors, bench_kernels, summary
     from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.setting import setting_named
 
+    settings = [setting_named(name) for name in update or []]
     rows = bench_errors()
     if kernels:
         rows += bench_kernels(tokens, features, device=device, repeats=repeats)
-    write_record(output, rows, device=device)
-    print("\n".join(summary(rows)))
+    updates = codecs_update.bench_updates(settings, LOSSY, device=device, side_by_side=side_by_side)
+    write_record(output, [*rows, *updates], device=device)
+    print("\n".join([*summary(rows), *codecs_update.summary(updates)]))
 
 
 @app.command()

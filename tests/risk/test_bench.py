@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hilore_planner.bench.risk.allocate import Form, allocate
 from hilore_planner.bench.risk.plans import unscaled_e4m3
-from hilore_planner.bench.risk.run import summary
 from hilore_planner.bench.risk.setting import risk_setting_named
+from hilore_planner.bench.risk.summary import summary
 from hilore_planner.bench.risk.task import exposure_of, microbatch, new_model, train
 from hilore_planner.errors import OptionError
 
@@ -89,9 +89,19 @@ def test_the_summary_counts_microbatches_in_budget() -> None:
         {"variant": "policy update", "error": "it failed"},
     ]
     assert summary(rows) == [
-        "held out: measured / predicted 0.01200 / 0.01000 = 1.20",
+        "policy update: it failed",
+        "held out: predicted / measured 0.01000 / 0.01200 = 0.83",
         "held out: 1 of 2 microbatches within 0.015",
     ]
+
+
+def test_the_summary_compares_at_equal_memory() -> None:
+    rows: list[dict[str, Any]] = [
+        {"variant": "bytes of int8, blind", "measured_gradient_error": 0.02},
+        {"variant": "bytes of int8, by exposure", "measured_gradient_error": 0.01},
+    ]
+    line = "bytes of int8, blind: 2.00 times the error of bytes of int8, by exposure"
+    assert summary(rows) == [line]
 
 
 def test_unknown_settings_are_refused() -> None:

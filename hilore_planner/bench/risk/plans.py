@@ -12,33 +12,23 @@ from torch import Tensor
 
 from hilore_planner.bench.risk.allocate import allocate, forms_of, with_placement
 from hilore_planner.bench.risk.setting import RiskSetting
-from hilore_planner.bench.risk.worker import PROFILE, WINNER_PROFILE, Subject
+from hilore_planner.bench.risk.worker import PLANNED, PROFILE, WINNER_PROFILE, Subject
 from hilore_planner.calibration.capture import CapturedUpdate
 from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import RiskProfile
-from hilore_planner.errors import NoPlacementError
 from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
 from hilore_planner.plan import PlacementPlan
 
 CODECS = ("int8", "fp8_e4m3", "int6", "int4")
-_SOLVER_SECONDS = 2.0
 _LARGEST = 0.9
 """Budget under which every codec is offered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A plan in a file, and what is predicted of it."""
-
-    variant: str
-    path: Path
-    profile: Path
-    codecs: tuple[str, ...]
-    predicted: float
-    plan: PlacementPlan
+_FINE = 1e-3
+"""Relative to the bytes that are shared out."""
+_SECONDS = 60.0
+"""More than finding the smallest cap takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +37,13 @@ class Candidates:
 
     subject: Subject
     folder: Path
+    one_winner: bool
     profile: RiskProfile
     profile_path: Path
     codecs: tuple[str, ...]
     roomy: PlacementPlan
     """Everything stored."""
+    roomy_path: Path
     model: CalibratedRisk
 
     @classmethod
@@ -67,47 +59,57 @@ class Candidates:
             gradient_error=_LARGEST,
             exposure=profile,
             codecs=list(codecs),
-            head="off",
+            **PLANNED,
         )
+        roomy_path = folder / f"roomy-{path.name}"
+        roomy.save(roomy_path)
         captured = CapturedUpdate(subject.update, CutSettings(head="off"))
         captured.inputs(batch)
         model = CalibratedRisk(profile, captured.graph)
-        return cls(subject, folder, profile, path, codecs, roomy, model)
+        return cls(subject, folder, one_winner, profile, path, codecs, roomy, roomy_path, model)
 
-    def cap_bytes(self) -> int:
-        """A cap that storing everything does not fit: ``room`` of the way there from the smallest exact plan's."""
+    def tight(self) -> PlacementPlan:
+        """The exact plan for a cap ``room`` of the way from the smallest there is to everything stored.
+
+        Raises:
+            SolverLimitError: the smallest cap was not found in time.
+        """
         fixed = min(position.fixed_bytes for position in self.roomy.problem.positions)
-        try:
-            least = self.roomy.solve(memory_cap=fixed, gradient_error=0.0).solution.peak_bytes
-        except NoPlacementError as error:
-            least = error.smallest_feasible_cap_bytes or fixed
-        most = self.roomy.solution.peak_bytes
-        return least + int(self.subject.setting.room * (most - least))
-
-    def at(self, gradient_error: float, cap_bytes: int) -> Candidate:
-        """The solver's plan for an error budget and a cap."""
-        solved = self.roomy.solve(
-            memory_cap=cap_bytes, gradient_error=gradient_error, solver_seconds=_SOLVER_SECONDS
+        floor = self.roomy.solve(
+            memory_cap=fixed, gradient_error=0.0, solver_seconds=_SECONDS, must_fit=False
         )
-        return self.kept(f"gradient error {gradient_error:g}", solved)
+        least = floor.solution.smallest_feasible_cap_bytes
+        if least is None:
+            floor.require_feasible()
+            least = floor.solution.peak_bytes
+        most = self.roomy.solution.peak_bytes
+        return floor.solve(memory_cap=least + int(self.subject.setting.room * (most - least)))
 
-    def given(self, variant: str, compressed: dict[str, str]) -> Candidate:
+    def predicted(self, path: Path) -> float:
+        """Relative gradient error of a plan on a typical batch."""
+        return math.sqrt(self.model.typical(PlacementPlan.load(path).solution.placement))
+
+    def given(self, compressed: dict[str, str]) -> PlacementPlan:
         """Everything stored but for some units."""
-        placement = {**self.roomy.solution.placement, **compressed}
-        return self.kept(variant, with_placement(self.roomy, placement))
-
-    def kept(self, variant: str, made: PlacementPlan) -> Candidate:
-        """The plan in a file of its own."""
-        path = self.folder / f"{variant.replace(' ', '-')}.json"
-        made.save(path)
-        predicted = math.sqrt(self.model.typical(made.solution.placement))
-        return Candidate(variant, path, self.profile_path, self.codecs, predicted, made)
+        return with_placement(self.roomy, {**self.roomy.solution.placement, **compressed})
 
     def split(
         self, names: Iterable[str], codecs: Sequence[str], budget_bytes: int
     ) -> dict[str, str]:
         """The best codecs for some units within a budget."""
         return allocate(forms_of(self.roomy, list(names), codecs), budget_bytes)
+
+    def spread(self, names: Iterable[str], codecs: Sequence[str], error: float) -> PlacementPlan:
+        """As few bytes as ``codecs`` need for some units, with a typical gradient error up to ``error``."""
+        forms = forms_of(self.roomy, list(names), codecs)
+        least = sum(options[0].kept_bytes for options in forms.values())
+        most = sum(options[-1].kept_bytes for options in forms.values())
+        while most - least > _FINE * most:
+            middle = (least + most) // 2
+            placement = {**self.roomy.solution.placement, **allocate(forms, middle)}
+            is_within = self.model.typical(placement) <= error**2
+            least, most = (least, middle) if is_within else (middle, most)
+        return self.given(allocate(forms, most))
 
     def offered(self, codec: str) -> list[str]:
         """Units that backward reads and that may be kept by ``codec``."""

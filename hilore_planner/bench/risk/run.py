@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hilore_planner.bench.risk.allocate import STORE
 from hilore_planner.bench.risk.plans import (
     CODECS,
-    Candidate,
     Candidates,
     codecs_for,
     papers_errors,
@@ -29,10 +31,12 @@ from hilore_planner.bench.risk.worker import PROFILE, WEIGHTS, WINNER_PROFILE, S
 from hilore_planner.bench.runner import Row
 from hilore_planner.bench.trial import wait
 from hilore_planner.calibration.calibrate import calibrate
-from hilore_planner.policy_update import budgets, plan_path
+from hilore_planner.plan import PlacementPlan
 
 BUDGET = 0.015
 """What the paper accepted."""
+SPREAD_LEVELS = ("int8", "int6")
+"""Codecs whose bytes are spread among units, and among their sequences."""
 _HELD_OUT = 10_000
 """First seed of microbatches that no calibration saw."""
 _FEW = 8
@@ -41,44 +45,55 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one process measures: the row as far as it is known, and the message that asks for the rest."""
+    """What one process measures.
+
+    Attributes:
+        row: as far as it is known.
+        message: asks for the rest.
+        candidates: know what is predicted of its plan.
+    """
 
     row: Row
     message: dict[str, Any]
+    candidates: Candidates
 
 
-def bench_risk(setting: RiskSetting, *, device: str, side_by_side: int) -> list[Row]:
-    """Rows of training and calibration, of every plan, of held-out microbatches, of tiers and the paper's rule."""
+def bench_risk(setting: RiskSetting, *, device: str, side_by_side: int) -> Iterator[Row]:
+    """Rows of calibrations, plans, held-out microbatches, tiers and the paper's rule, each as soon as it is there."""
+    same: Row = {"setting": setting.name, "seed": setting.seed}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = _prepare(setting, torch.device(device), folder)
-        subject = Subject.load(folder, setting, torch.device(device))
+        subject, trained = _trained(setting, torch.device(device), folder)
+        yield same | _calibrated(subject, folder / PROFILE, one_winner=False) | trained
         usual = Candidates.of(subject, folder)
-        winner = Candidates.of(subject, folder, one_winner=True)
-        cap = usual.cap_bytes()
-        # The longest first.
-        jobs = [*_held_out(usual, cap), *_ladder(usual, cap), *_tiers(winner)]
-        rows.append(_papers_rule(winner))
-        threads = max(1, torch.get_num_threads() // side_by_side)
-        common = {"folder": name, "setting": setting.name, "device": device, "threads": threads}
+        common = {"folder": name, "setting": setting.name, "device": device}
+        run = partial(_measured, common=common, environment=_environment(side_by_side))
         with ThreadPoolExecutor(side_by_side) as pool:
-            rows += pool.map(lambda job: _measured(job, common), jobs)
-    return [{"setting": setting.name, "seed": setting.seed} | row for row in rows]
+            running = [pool.submit(run, job) for job in _usual(usual)]
+            # Meanwhile, as compiling leaves the device idle.
+            yield same | _calibrated(subject, folder / WINNER_PROFILE, one_winner=True) | trained
+            winner = Candidates.of(subject, folder, one_winner=True)
+            running += [pool.submit(run, job) for job in _tiers(winner)]
+            yield same | _papers_rule(winner)
+            for done in as_completed(running):
+                yield same | done.result()
 
 
-def _prepare(setting: RiskSetting, device: torch.device, folder: Path) -> list[Row]:
-    """Train and calibrate; weights and profile are left in ``folder``."""
+def _environment(side_by_side: int) -> dict[str, str]:
+    """Of a worker: its part of the processors."""
+    share = str(max(1, (os.cpu_count() or 1) // side_by_side))
+    return os.environ | {"OMP_NUM_THREADS": share, "TORCHINDUCTOR_COMPILE_THREADS": share}
+
+
+def _trained(setting: RiskSetting, device: torch.device, folder: Path) -> tuple[Subject, Row]:
+    """A trained model, whose weights are left in ``folder`` too."""
     model = new_model(setting, device)
     start = time.perf_counter()
     loss = train(model, setting, device)
+    row: Row = {"train_seconds": round(time.perf_counter() - start, 1), "train_loss": loss}
+    _say("training", row)
     torch.save(model.state_dict(), folder / WEIGHTS)
-    trained_seconds = time.perf_counter() - start
-    del model
-    subject = Subject.load(folder, setting, device)
-    rows = [_calibrated(subject, folder / PROFILE, one_winner=False)]
-    rows.append(_calibrated(subject, folder / WINNER_PROFILE, one_winner=True))
-    trained = {"train_seconds": round(trained_seconds, 1), "train_loss": loss}
-    return [row | trained for row in rows]
+    return Subject.of(model, setting, device), row
 
 
 def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
@@ -107,110 +122,98 @@ def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
     return row
 
 
-def _ladder(usual: Candidates, cap_bytes: int) -> Iterator[Job]:
-    """A plan for each budget, each measured on a few held-out microbatches."""
-    for budget in usual.subject.setting.budgets:
-        yield _job(
-            usual.at(budget, cap_bytes), range(_HELD_OUT, _HELD_OUT + _FEW), gradient_error=budget
-        )
+def _usual(usual: Candidates) -> Iterator[Job]:
+    """The paper's budget on many microbatches, with a table of plans and with one; then a plan for each error.
+
+    The longest first.
+    """
+    path = usual.folder / "tight.json"
+    tight = usual.tight()
+    tight.save(path)
+    setting = usual.subject.setting
+    cap: Row = {"cap_bytes": tight.problem.memory_cap_bytes}
+
+    def solved(variant: str, budget: float, microbatches: int, kind: str = "plan") -> Job:
+        message = {"kind": kind, "solve": str(path), "plan": str(usual.folder / variant)}
+        message |= {"gradient_error": budget} | _measuring(usual, microbatches)
+        return Job({"variant": variant, "gradient_error": budget} | cap, message, usual)
+
+    yield solved("policy update", BUDGET, setting.held_out, "policy")
+    yield solved("held out", BUDGET, setting.held_out)
+    # A plan keeps its budget on nearly every batch: on a typical one it is below, by the margin.
+    margin = usual.profile.margin**0.5
+    for error in setting.solved_errors:
+        yield solved(f"solved for {error:g}", error * margin, _FEW)
+    names = usual.offered("int8")
+    for error in setting.spread_errors:
+        plan = usual.spread(names, (*CODECS, STORE), error)
+        yield _given(usual, f"no recomputation, {error:g}", plan)
 
 
-def _held_out(usual: Candidates, cap_bytes: int) -> Iterator[Job]:
-    """The paper's budget on many microbatches: with one plan, and with a table of plans."""
-    seeds = range(_HELD_OUT, _HELD_OUT + usual.subject.setting.held_out)
-    kept = usual.at(BUDGET, cap_bytes)
-    held = _job(kept, seeds, gradient_error=BUDGET)
-    yield Job(held.row | {"variant": "held out"}, held.message)
-    folder = usual.folder / "table"
-    folder.mkdir()
-    for budget in budgets(BUDGET):
-        usual.at(budget, cap_bytes).plan.save(plan_path(folder, budget))
-    row = {"variant": "policy update", "gradient_error": BUDGET, "cap_bytes": cap_bytes}
-    message = {
-        "kind": "policy",
-        "gradient_error": BUDGET,
-        "plans": str(folder),
-        "profile": str(usual.profile_path),
-        "codecs": list(usual.codecs),
-        "seeds": list(seeds),
-    }
-    yield Job(row, message)
+def _given(candidates: Candidates, variant: str, plan: PlacementPlan) -> Job:
+    path = candidates.folder / variant
+    plan.save(path)
+    message = {"kind": "plan", "plan": str(path), "gradient_error": plan.problem.gradient_error}
+    row = {"variant": variant, "gradient_error": None}
+    return Job(row, message | _measuring(candidates, _FEW), candidates)
 
 
 def _tiers(winner: Candidates) -> Iterator[Job]:
     """Equal memory on batches with one winner in each group: codecs spread blindly, and by exposure."""
-    seeds = range(_HELD_OUT, _HELD_OUT + _FEW)
     tiers = [codec for codec in winner.codecs if "[" in codec]
-    names = winner.offered(tiers[0])
-    budget = winner.bytes_of(names, tiers[0])
-    papers = papers_units(names)
-    whole = sum(u.kept_bytes for u in winner.roomy.problem.units if u.name in names)
-    cast = sum(u.kept_bytes for u in winner.roomy.problem.units if u.name in papers)
-    size = winner.subject.model.dtype.itemsize
-    given = {
-        "tiers, blind to exposure": (CODECS, budget),
-        "tiers, by exposure": ((*CODECS, *tiers), budget),
-        "as much memory as the paper's rule": (
-            (*CODECS, *tiers, "store"),
-            whole - cast + cast // size,
-        ),
+    names, blind = winner.offered(tiers[0]), (*CODECS, STORE)
+    budgets = {f"bytes of {level}": winner.bytes_of(names, level) for level in SPREAD_LEVELS}
+    for memory, budget_bytes in budgets.items():
+        for variant, codecs in (("blind", blind), ("by exposure", (*blind, *tiers))):
+            plan = winner.given(winner.split(names, codecs, budget_bytes))
+            yield _given(winner, f"{memory}, {variant}", plan)
+    units = [unit for unit in winner.roomy.problem.units if unit.name in names]
+    cast = sum(u.kept_bytes for u in units if u.name in papers_units(names))
+    spared = cast - cast // winner.subject.model.dtype.itemsize
+    papers_bytes = sum(u.kept_bytes for u in units) - spared
+    plan = winner.given(winner.split(names, (*blind, *tiers), papers_bytes))
+    yield _given(winner, "bytes of the paper's rule, by exposure", plan)
+
+
+def _measuring(candidates: Candidates, microbatches: int) -> dict[str, Any]:
+    return {
+        "profile": str(candidates.profile_path),
+        "codecs": list(candidates.codecs),
+        "seeds": list(range(_HELD_OUT, _HELD_OUT + microbatches)),
+        "one_winner": candidates.one_winner,
     }
-    for variant, (codecs, budget_bytes) in given.items():
-        candidate = winner.given(variant, winner.split(names, codecs, budget_bytes))
-        yield _job(candidate, seeds, one_winner=True)
 
 
 def _papers_rule(winner: Candidates) -> Row:
     seeds = range(_HELD_OUT, _HELD_OUT + _FEW)
     errors, norms = papers_errors(winner.subject, seeds, one_winner=True)
-    return {
+    row: Row = {
         "variant": "the paper's rule, op by op",
         "measured_gradient_error": _over_batches(errors, norms),
         "measured_gradient_errors": errors,
     }
+    _say(row["variant"], row)
+    return row
 
 
-def _job(
-    candidate: Candidate,
-    seeds: Sequence[int],
-    *,
-    gradient_error: float | None = None,
-    one_winner: bool = False,
-) -> Job:
-    row = {
-        "variant": candidate.variant,
-        "gradient_error": gradient_error,
-        "predicted_gradient_error": candidate.predicted,
-        "cap_bytes": candidate.plan.problem.memory_cap_bytes,
-        "saved_bytes": candidate.plan.solution.saved_bytes,
-        "objective_ns": candidate.plan.solution.objective_ns,
-        "status": candidate.plan.solution.status,
-    }
-    message = {
-        "kind": "plan",
-        "plan": str(candidate.path),
-        "profile": str(candidate.profile),
-        "codecs": list(candidate.codecs),
-        "seeds": list(seeds),
-        "one_winner": one_winner,
-    }
-    return Job(row, message)
-
-
-def _measured(job: Job, common: dict[str, Any]) -> Row:
+def _measured(job: Job, common: dict[str, Any], environment: dict[str, str]) -> Row:
     """Run a job in a process of its own; a job that fails gives a row with ``error``."""
+    start = time.perf_counter()
     worker = subprocess.run(
         [sys.executable, "-m", "hilore_planner.bench.risk.worker"],
         input=json.dumps(job.message | common) + "\n",
         stdout=subprocess.PIPE,
         text=True,
         check=False,
+        env=environment,
     )
     lines = [line for line in worker.stdout.splitlines() if line.startswith("{")]
     answer = json.loads(lines[-1]) if lines else {"error": "the process ended without an answer"}
-    row = job.row | answer
+    row = job.row | answer | {"seconds": round(time.perf_counter() - start, 1)}
     if norms := row.pop("squared_gradient_norms", None):
         row["measured_gradient_error"] = _over_batches(row["measured_gradient_errors"], norms)
+        path = Path(job.message["plan"])
+        row["predicted_gradient_error"] = job.candidates.predicted(path)
     _say(row["variant"], row)
     return row
 
@@ -224,29 +227,12 @@ def _over_batches(errors: Sequence[float], norms: Sequence[float]) -> float:
 def _say(what: str, row: Row) -> None:
     figures = (
         "error",
+        "train_loss",
+        "train_seconds",
+        "calibration_seconds",
         "predicted_gradient_error",
         "measured_gradient_error",
-        "calibration_seconds",
+        "seconds",
     )
     known = ", ".join(f"{name} {row[name]}" for name in figures if row.get(name) is not None)
     print(f"{what}: {known}", file=sys.stderr, flush=True)
-
-
-def summary(rows: Sequence[Row]) -> list[str]:
-    """What the rows show, one line each."""
-    by_variant = {row["variant"]: row for row in rows if "error" not in row}
-    lines = []
-    for row in rows:
-        predicted, measured = (
-            row.get("predicted_gradient_error"),
-            row.get("measured_gradient_error"),
-        )
-        if predicted and measured:
-            ratio = f"{measured:.5f} / {predicted:.5f} = {measured / predicted:.2f}"
-            lines.append(f"{row['variant']}: measured / predicted {ratio}")
-    for variant in ("held out", "policy update"):
-        if variant in by_variant:
-            errors = by_variant[variant]["measured_gradient_errors"]
-            within = sum(error <= BUDGET for error in errors)
-            lines.append(f"{variant}: {within} of {len(errors)} microbatches within {BUDGET}")
-    return lines

@@ -21,7 +21,8 @@ class RiskSetting:
         train_steps: updates on the synthetic task before anything is measured.
         calibration_batches: given to ``hilore.calibrate``; each class is made inexact alone on ``perturbed_batches``.
         held_out: microbatches that no calibration saw, for the plan of the budget 0.015.
-        budgets: gradient errors that plans are solved for.
+        solved_errors: typical gradient errors that plans are solved for.
+        spread_errors: the same for plans that store or compress, and recompute nothing.
         room: of the memory between the smallest feasible cap and everything stored, what plans get.
     """
 
@@ -35,7 +36,8 @@ class RiskSetting:
     calibration_batches: int
     perturbed_batches: int
     held_out: int
-    budgets: tuple[float, ...]
+    solved_errors: tuple[float, ...]
+    spread_errors: tuple[float, ...]
     room: float = 0.3
     dtype: str = "float32"
     seed: int = 0
@@ -57,8 +59,6 @@ def _shape(hidden: int, feed_forward: int, layers: int, heads: int) -> dict[str,
     }
 
 
-_BUDGETS = (0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
-
 RISK_SETTINGS = {
     setting.name: setting
     for setting in (
@@ -68,7 +68,8 @@ RISK_SETTINGS = {
             calibration_batches=4,
             perturbed_batches=2,
             held_out=4,
-            budgets=(0.004, 0.015),
+            solved_errors=(0.015,),
+            spread_errors=(0.015,),
         ),
         RiskSetting(
             *("trained", _shape(512, 2048, 6, 8), 2048, 2, 64, 448),
@@ -76,7 +77,8 @@ RISK_SETTINGS = {
             calibration_batches=10,
             perturbed_batches=2,
             held_out=52,
-            budgets=_BUDGETS,
+            solved_errors=(0.002, 0.004, 0.006, 0.01, 0.02, 0.03, 0.05),
+            spread_errors=(0.003, 0.005, 0.008, 0.0125, 0.015, 0.025, 0.04, 0.05),
         ),
     )
 }

@@ -1,8 +1,8 @@
 """A language model that has learned something, and GRPO microbatches of it.
 
-Task: a response repeats its prompt over and over from a place of its own, and about a tenth of its tokens are noise. A
-model that predicts it attends over the sequence, and is sure of some tokens and surprised by others, like a policy in
-training; and the responses to one prompt differ.
+Task: a response repeats a passage of its prompt over and over, from a place of its own, and about a tenth of its
+tokens are noise. A model that predicts it attends over the sequence, and is sure of some tokens and surprised by
+others, like a policy in training; and the responses to one prompt have some of their words in common, not all.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from hilore_planner.grpo.exposure import Exposure, exposure
 from hilore_planner.grpo.head import log_probs
 
 _NOISE = 0.1
+_PASSAGES = 4
+"""Prompts are so many passages long."""
 _TRAINED_SEQUENCES = 16
 _LEARNING_RATE = 1e-3
 
@@ -60,12 +62,14 @@ def microbatch(
 ) -> Batch:
     """Responses of ``groups`` prompts with group-normalised advantages, the most exposed sequences first.
 
-    A reward is the share of response tokens that are right; with ``one_winner`` only the best of a group gets one.
+    A reward is the share of response tokens that are right; with ``one_winner`` only one response of a group gets one,
+    whatever its tokens, as if its passage were the one that was asked for.
     """
     ids, right = _sequences(setting, setting.sequences, seed=seed, device=device, group=GROUP)
     rewards = right.view(-1, GROUP)
     if one_winner:
-        rewards = (torch.arange(GROUP, device=device) == rewards.argmax(1, keepdim=True)).float()
+        rewards = torch.zeros_like(rewards)
+        rewards[:, 0] = 1.0
     spread = rewards.std(1, keepdim=True) + 1e-4
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / spread).flatten()
     order = advantages.abs().argsort(descending=True)
@@ -100,7 +104,8 @@ def _sequences(
         setting.vocabulary, (count // group, setting.prompt), generator=generator
     ).repeat_interleave(group, 0)
     start = torch.randint(setting.prompt, (count, 1), generator=generator)
-    place = (start + torch.arange(setting.response)) % setting.prompt
+    passage = torch.arange(setting.response) % (setting.prompt // _PASSAGES)
+    place = (start + passage) % setting.prompt
     noise = torch.randint(setting.vocabulary, place.shape, generator=generator)
     # Responses differ in how much is wrong, so that rewards within a group differ.
     level = 2 * _NOISE * torch.rand((count, 1), generator=generator)

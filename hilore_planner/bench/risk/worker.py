@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from hilore_planner.bench.risk.setting import RISK_SETTINGS, RiskSetting
 from hilore_planner.bench.risk.task import exposure_of, microbatch, new_model
 from hilore_planner.grpo.actor import actor_loss
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.policy_update import PolicyUpdate
+from hilore_planner.policy_update import PolicyUpdate, budgets, plan_path
 from hilore_planner.verification import Outcome, PlannedUpdate, compare, outcome_of
 
+_SOLVER_SECONDS = 20.0
+PLANNED = {"head": "off", "costs": "roofline"}
+"""Options of every plan: times do not matter here, and measuring them would take each process a minute."""
 WEIGHTS, PROFILE, WINNER_PROFILE = "weights.pt", "profile.json", "one-winner.json"
 
 
@@ -34,11 +38,16 @@ class Subject:
     device: torch.device
 
     @classmethod
+    def of(cls, model: Any, setting: RiskSetting, device: torch.device) -> Subject:
+        """The update of a model."""
+        return cls(model, actor_loss(model, prompt=setting.prompt), setting, device)
+
+    @classmethod
     def load(cls, folder: Path, setting: RiskSetting, device: torch.device) -> Subject:
         """With the weights that were saved in ``folder``."""
         model = new_model(setting, device)
         model.load_state_dict(torch.load(folder / WEIGHTS, map_location=device, weights_only=True))
-        return cls(model, actor_loss(model, prompt=setting.prompt), setting, device)
+        return cls.of(model, setting, device)
 
     def batch(self, seed: int, *, one_winner: bool = False) -> tuple[torch.Tensor, ...]:
         """The arguments of one update."""
@@ -46,16 +55,18 @@ class Subject:
 
 
 def measure_plan(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
-    """Relative gradient errors under one given plan."""
-    plan = PlacementPlan.load(job["plan"])
+    """Relative gradient errors under one plan: a given one, or one to be solved."""
+    path = Path(job["plan"])
+    if "solve" in job:
+        _solve(job, job["gradient_error"], path)
     planned = PlannedUpdate(
         subject.update,
         {
-            "plan": job["plan"],
-            "gradient_error": plan.problem.gradient_error,
+            "plan": str(path),
+            "gradient_error": job["gradient_error"],
             "exposure": job["profile"],
             "codecs": job["codecs"],
-            "head": "off",
+            **PLANNED,
         },
     )
     errors, norms = [], []
@@ -65,7 +76,21 @@ def measure_plan(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
         exact = planned.outcome(subject.update(*batch))
         errors.append(compare(found.gradients, exact.gradients)[0].relative_error)
         norms.append(_squared_norm(exact))
-    return {"measured_gradient_errors": errors, "squared_gradient_norms": norms}
+    plan = PlacementPlan.load(path)
+    return {
+        "saved_bytes": plan.solution.saved_bytes,
+        "objective_ns": plan.solution.objective_ns,
+        "status": plan.solution.status,
+        "gap": plan.solution.gap,
+        "measured_gradient_errors": errors,
+        "squared_gradient_norms": norms,
+    }
+
+
+def _solve(job: dict[str, Any], budget: float, path: Path) -> None:
+    """Solve the job's problem for an error budget."""
+    start = PlacementPlan.load(job["solve"])
+    start.solve(gradient_error=budget, solver_seconds=_SOLVER_SECONDS).save(path)
 
 
 def _squared_norm(outcome: Outcome) -> float:
@@ -76,6 +101,10 @@ def measure_policy(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
     """Relative gradient errors of microbatches for which ``PolicyUpdate`` chooses, and what choosing takes."""
     batches = [subject.batch(seed) for seed in job["seeds"]]
     known = {id(batch[0]): exposure_of(*batch) for batch in batches}
+    folder = Path(job["plan"])
+    folder.mkdir()
+    for budget in budgets(job["gradient_error"]):
+        _solve(job, budget, plan_path(folder, budget))
     policy = PolicyUpdate(
         subject.update,
         gradient_error=job["gradient_error"],
@@ -83,9 +112,9 @@ def measure_policy(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
         options={
             "exposure": job["profile"],
             "codecs": job["codecs"],
-            "head": "off",
+            **PLANNED,
         },
-        folder=job["plans"],
+        folder=folder,
     )
     policy.prepare(*batches[0])
     parameters = dict(subject.model.named_parameters())
@@ -96,23 +125,27 @@ def measure_policy(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
         errors.append(compare(found.gradients, exact.gradients)[0].relative_error)
         assert policy.last is not None
         predicted.append(policy.last.predicted_gradient_error)
-    start = time.perf_counter()
-    for _ in range(10):
-        for batch in batches:
-            policy.choose(*batch)
-    choosing = (time.perf_counter() - start) / (10 * len(batches))
     return {
         "measured_gradient_errors": errors,
         "predicted_gradient_errors": predicted,
-        "choosing_ms": 1e3 * choosing,
+        "choosing_ms": _choosing_ms(policy, batches),
         "metrics": policy.metrics(),
     }
+
+
+def _choosing_ms(policy: PolicyUpdate, batches: Sequence[tuple[torch.Tensor, ...]]) -> float:
+    """What a choice takes, exposure at hand."""
+    rounds = 10
+    start = time.perf_counter()
+    for _ in range(rounds):
+        for batch in batches:
+            policy.choose(*batch)
+    return 1e3 * (time.perf_counter() - start) / (rounds * len(batches))
 
 
 def main() -> None:
     """Read one job from standard input, answer on standard output."""
     job = json.loads(sys.stdin.readline())
-    torch.set_num_threads(job["threads"])
     row: dict[str, Any] = {}
     try:
         subject = Subject.load(

@@ -1,0 +1,88 @@
+"""What keeping everything by a codec adds to a whole update, over storing it.
+
+The update is planned without a cap, which stores what backward reads. Everything stored that a codec takes is then kept
+by that codec instead; nothing else differs. The plan that stores runs twice, as what it differs from itself is noise.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hilore_planner.bench.risk.allocate import STORE, with_placement
+from hilore_planner.bench.runner import Job, Row, run_jobs
+from hilore_planner.bench.setting import Setting, Variant
+from hilore_planner.plan import PlacementPlan
+
+_STORED, _AGAIN = "everything stored", "everything stored, again"
+_ANY_ERROR = 0.9
+"""Under which every codec is offered; there is no cap to use one for."""
+
+
+def bench_updates(
+    settings: Sequence[Setting], codecs: Sequence[str], *, device: str, side_by_side: int
+) -> list[Row]:
+    """Rows of every setting: everything stored, by each codec, and stored again; timed one after the other."""
+    rows: list[Row] = []
+    for setting in settings:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "stored.json"
+            first = run_jobs(
+                [Job(setting, _variant(_STORED, _ANY_ERROR), path)], device=device, side_by_side=1
+            )
+            if "error" in first[0]:
+                rows += first
+                continue
+            jobs = _jobs(setting, PlacementPlan.load(path), codecs, Path(folder))
+            rows += run_jobs(jobs, device=device, side_by_side=side_by_side)
+    return rows
+
+
+def _variant(name: str, gradient_error: float) -> Variant:
+    return Variant(name, "hilore", gradient_error=gradient_error, costs="roofline")
+
+
+def _jobs(
+    setting: Setting, stored: PlacementPlan, codecs: Sequence[str], folder: Path
+) -> list[Job]:
+    plans = {_STORED: stored}
+    plans |= {f"everything by {codec}": everything_by(stored, codec) for codec in codecs}
+    plans |= {_AGAIN: stored}
+    jobs = []
+    for name, plan in plans.items():
+        path = folder / f"{name}.json"
+        plan.save(path)
+        jobs.append(Job(setting, _variant(name, plan.problem.gradient_error), path))
+    return jobs
+
+
+def everything_by(stored: PlacementPlan, codec: str) -> PlacementPlan:
+    """The plan with every stored unit that may be kept by ``codec`` kept by it."""
+    takes = {u.name for u in stored.problem.units if any(f.codec == codec for f in u.codecs)}
+    placement = {
+        name: f"compress:{codec}" if action == STORE and name in takes else action
+        for name, action in stored.solution.placement.items()
+    }
+    return with_placement(stored, placement)
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """Time over storing everything, and bytes kept."""
+    lines = []
+    stored = {
+        row["setting"]: row for row in rows if row["variant"] == _STORED and "error" not in row
+    }
+    for row in rows:
+        base = stored.get(row["setting"])
+        if "error" in row or base is None:
+            lines.append(
+                f"{row['setting']}, {row['variant']}: {row.get('error', 'nothing stored')}"
+            )
+        elif row is not base:
+            added = row["time_ms"] / base["time_ms"] - 1
+            kept = row["saved_bytes"] / base["saved_bytes"]
+            lines.append(
+                f"{row['setting']}, {row['variant']}: {added:+.2%} of the update, {kept:.0%} of the bytes"
+            )
+    return lines

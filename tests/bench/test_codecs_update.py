@@ -1,0 +1,53 @@
+"""Plans that keep everything by one codec, and what is said of their times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hilore_planner.bench.codecs_update import everything_by, summary
+from hilore_planner.bench.setting import setting_named
+from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
+from hilore_planner.offline.planner import plan
+from hilore_planner.solvers import replay
+
+
+def test_everything_stored_is_kept_by_the_codec() -> None:
+    setting = setting_named("tiny:1")
+    shape = {**MODELS["tiny"], "num_hidden_layers": 1}
+    with torch._subclasses.FakeTensorMode():
+        model = build_qwen2(dtype=torch.float32, **shape)
+        batch = random_batch(
+            sequences=2,
+            prompt=8,
+            response=56,
+            vocab_size=model.config.vocab_size,
+            seed=setting.seed,
+        )
+        stored = plan(actor_loss(model, prompt=8), *batch, gradient_error=0.9, costs="roofline")
+    assert "store" in stored.solution.placement.values()
+    found = everything_by(stored, "int8")
+    offered = {u.name for u in found.problem.units if any(f.codec == "int8" for f in u.codecs)}
+    assert not any(
+        found.solution.placement[name] == "store"
+        for name in offered & set(found.solution.placement)
+    )
+    others = {n: a for n, a in stored.solution.placement.items() if n not in offered}
+    assert others.items() <= found.solution.placement.items()
+    assert found.solution.saved_bytes < 0.6 * stored.solution.saved_bytes
+    replayed = replay(found.problem, found.solution.placement)
+    assert found.solution.peak_bytes == replayed.peak_bytes <= found.problem.memory_cap_bytes
+    assert replayed.risk <= found.problem.gradient_error**2
+
+
+def test_times_are_compared_with_storing() -> None:
+    rows: list[dict[str, Any]] = [
+        {"setting": "a", "variant": "everything stored", "time_ms": 200.0, "saved_bytes": 100},
+        {"setting": "a", "variant": "everything by int8", "time_ms": 201.0, "saved_bytes": 51},
+        {"setting": "b", "variant": "everything stored", "error": "no memory"},
+    ]
+    assert summary(rows) == [
+        "a, everything by int8: +0.50% of the update, 51% of the bytes",
+        "b, everything stored: no memory",
+    ]
