@@ -9,6 +9,7 @@ where the refinement is, the second is strong from the start.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hilore_planner.solvers.linear import Column, LinearModel, Term
@@ -79,9 +80,12 @@ def alive_terms(variables: Variables, u: int, k: PositionIndex, *, heirs: bool) 
         terms += _held(variables, u, RECOMPUTE, k, rebuilt, unit.rebuilt_bytes)
     inherited = _inherited_bytes(variables, u, k) if heirs else 0
     for action, column in kept.items():
-        sure_bytes = min(inherited, sizes[action])
-        terms += [(column, float(sure_bytes - inherited))] if sure_bytes < inherited else []
-        terms += _kept_terms(variables, u, action, k, sizes[action] - sure_bytes)
+        shown = [sizes[action]]  # the forms it has one after another
+        if rebuilds(structure, u, action):
+            shown.append(unit.rebuilt_bytes)
+        counted = min(inherited, *shown)
+        terms += [(column, float(counted - inherited))] if counted < inherited else []
+        terms += _kept_terms(variables, u, action, k, [size - counted for size in shown])
     return terms + (_inherited_terms(variables, u, k, inherited) if inherited else [])
 
 
@@ -112,26 +116,30 @@ def _inherited_terms(
 
 
 def _kept_terms(
-    variables: Variables, u: int, action: str, k: PositionIndex, size_bytes: Bytes
+    variables: Variables, u: int, action: str, k: PositionIndex, sizes: Sequence[Bytes]
 ) -> list[Term]:
-    """``size_bytes`` of what is kept under ``action``, and the whole of what is decoded from it."""
+    """Bytes under ``action``, which keeps the unit: of what is kept and of what is decoded from it.
+
+    Where nothing is decoded there is only the first of ``sizes``.
+    """
     structure = variables.structure
     column = variables.actions[u][action]
+    kept_bytes = sizes[0]
     if not rebuilds(structure, u, action):
-        return _held(variables, u, action, k, column, size_bytes)
-    rebuilt_bytes = structure.problem.units[u].rebuilt_bytes
+        return _held(variables, u, action, k, column, kept_bytes)
+    rebuilt_bytes = sizes[1]
     rebuilt = variables.by_at_least(u, action, k)
     if k > structure.latest[u]:
         return _held(variables, u, action, k, rebuilt, rebuilt_bytes)
     decoded = variables.by_at_most(u, action, k - 1)
     if decoded is None:
         terms = _held(variables, u, action, k, rebuilt, rebuilt_bytes)
-        return [(column, float(size_bytes)), *terms]
+        return [(column, float(kept_bytes)), *terms]
     # As long as it is surely needed, so much is alive whether it is decoded or not; no need of that
     # where a break decides it.
     is_open = k <= structure.surely_last[u] and variables.refinement.break_after(u, k - 1) != k - 1
-    sure_bytes = min(size_bytes, rebuilt_bytes) if is_open else 0
-    terms = [(column, float(size_bytes)), (decoded, float(sure_bytes - size_bytes))]
+    sure_bytes = min(kept_bytes, rebuilt_bytes) if is_open else 0
+    terms = [(column, float(kept_bytes)), (decoded, float(sure_bytes - kept_bytes))]
     return terms + _held(variables, u, action, k, rebuilt, rebuilt_bytes - sure_bytes)
 
 

@@ -146,7 +146,7 @@ def interior_problems(draw: st.DrawFn) -> PlacementProblem:
                 made_at=0,
                 released_at=0,
                 read_at=reads.get(u, ()),
-                codecs=draw(forms(kept_bytes)) if draw(st.integers(0, 5)) == 0 else (),
+                codecs=draw(forms(kept_bytes)) if draw(st.integers(0, 3)) == 0 else (),
             )
         )
     return PlacementProblem(
