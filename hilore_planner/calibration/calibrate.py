@@ -68,16 +68,16 @@ def calibrate(
         if value < 1:
             raise OptionError(f"{name} is {value}; accepted: 1 or more")
     read = Options.parse(options)
-    captured = CapturedUpdate(
-        update, CutSettings(read.checkpoint_tags, read.head, head_totals=read.head_totals)
-    )
+    settings = CutSettings(read.checkpoint_tags, read.head, head_totals=read.head_totals)
     with shown("Calibrating", progress) as steps:
+        captured: CapturedUpdate | None = None
         sampling: Sampling | None = None
         for index, batch in enumerate(batches):
             steps.say(f"batch {index + 1}")
-            inputs = captured.inputs(batch)
-            if sampling is None:
+            if captured is None or sampling is None:
+                captured = CapturedUpdate.of(update, batch, settings)
                 sampling = Sampling.of(captured.graph, read.codecs, depth_buckets, steps)
+            inputs = captured.inputs(batch)
             weights = None if exposure is None else SequenceWeights.of(exposure(batch))
             measured = MeasuredBatch(sampling.interpreter, inputs, weights)
             sampling.add(measured, is_perturbed=index < perturbed_batches)

@@ -74,7 +74,7 @@ def calibrated() -> Iterator[Calibrated]:
     torch._dynamo.reset()
     model = Policy()
     profile = calibrate(model, [batch(seed) for seed in range(4)], exposure=exposed, progress=False)
-    captured = CapturedUpdate(model, CutSettings())
+    captured = CapturedUpdate.of(model, batch(0), CutSettings())
     inputs = captured.inputs(batch(100))
     measured = MeasuredBatch(JointInterpreter.of(captured.graph), inputs, None)
     yield Calibrated(model, profile, captured.graph, measured)
@@ -210,6 +210,13 @@ def test_updates_that_cannot_be_calibrated(kind: str, complaint: str) -> None:
     torch._dynamo.reset()
     with pytest.raises(RegionError, match=complaint):
         calibrate(_Odd(kind), [(torch.randn(4, 64),)], progress=False)
+
+
+def test_batches_of_several_shapes_are_refused() -> None:
+    torch._dynamo.reset()
+    batches = [(torch.randn(4, 64),), (torch.randn(8, 64),)]
+    with pytest.raises(RegionError, match=r"a batch is of .*8, 64.*accepted: batches of one shape"):
+        calibrate(_Odd(""), batches, progress=False)
 
 
 def test_no_batch_is_refused() -> None:

@@ -63,8 +63,7 @@ class Candidates:
         )
         roomy_path = folder / f"roomy-{path.name}"
         roomy.save(roomy_path)
-        captured = CapturedUpdate(subject.update, CutSettings(head="off"))
-        captured.inputs(batch)
+        captured = CapturedUpdate.of(subject.update, batch, CutSettings(head="off"))
         model = CalibratedRisk(profile, captured.graph)
         return cls(subject, folder, one_winner, profile, path, codecs, roomy, roomy_path, model)
 
@@ -152,11 +151,12 @@ def papers_errors(
     subject: Subject, seeds: Sequence[int], *, one_winner: bool
 ) -> tuple[list[float], list[float]]:
     """Relative gradient errors of the paper's rule, op by op as no plan can hold its codec, and squared norms."""
-    captured = CapturedUpdate(subject.update, CutSettings(head="off"))
+    batches = [subject.batch(seed, one_winner=one_winner) for seed in seeds]
+    captured = CapturedUpdate.of(subject.update, batches[0], CutSettings(head="off"))
     errors, norms = [], []
-    for seed in seeds:
-        inputs = captured.inputs(subject.batch(seed, one_winner=one_winner))
-        measured = MeasuredBatch(JointInterpreter.of(captured.graph), inputs, None)
+    for batch in batches:
+        interpreter = JointInterpreter.of(captured.graph)
+        measured = MeasuredBatch(interpreter, captured.inputs(batch), None)
         changes: dict[str, Change] = dict.fromkeys(
             papers_units(captured.graph.units), unscaled_e4m3
         )

@@ -72,8 +72,8 @@ RISK_SETTINGS = {
             spread_errors=(0.015,),
         ),
         RiskSetting(
-            *("trained", _shape(512, 2048, 6, 8), 2048, 2, 64, 448),
-            train_steps=1000,
+            *("trained", _shape(512, 2048, 6, 8), 512, 2, 64, 448),
+            train_steps=1200,
             calibration_batches=10,
             perturbed_batches=2,
             held_out=52,
