@@ -70,15 +70,18 @@ class Search:
         if relaxed.outcome == "infeasible":
             return Found(None, 0, infeasible=True)
         best = into_budget(self.structure, read_placement(program.variables, relaxed.values))
+        bound = goal.bound(program, relaxed)
         is_fenced = False
         for layers in _FENCES:
+            if best is not None and limits.close(goal.value(best.replay), bound):
+                return Found(best, bound)
             fenced = self.refinement.fenced(self.structure.fences(layers))
             if fenced.fences:
                 best = search(goal, self.structure, fenced, limits.part(_SHARE), best).best
                 is_fenced = True
         rest = limits.part(_FLOOR_SHARE) if is_fenced and best is not None else limits
         found = search(goal, self.structure, self.refinement, rest, best)
-        return replace(found, bound=max(found.bound, goal.bound(program, relaxed)))
+        return replace(found, bound=max(found.bound, bound))
 
     def either(self, cap_bytes: Bytes, limits: Limits) -> Found:
         """A placement under a cap, or the proof that there is none, if time allows."""
