@@ -140,7 +140,9 @@ def head(
 
 @app.command()
 def risk(
-    setting: Annotated[str, typer.Option(help="trained, or tiny for a trial run.")] = "trained",
+    setting: Annotated[
+        str, typer.Option(help="trained; small for less time, tiny for a trial.")
+    ] = "trained",
     device: Device = "cuda",
     side_by_side: SideBySide = 9,
     output: Output = Path("docs/results/risk.json"),

@@ -105,5 +105,7 @@ def test_the_summary_compares_at_equal_memory() -> None:
 
 
 def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(OptionError, match="unknown setting 'large'; accepted: tiny, trained"):
+    with pytest.raises(
+        OptionError, match="unknown setting 'large'; accepted: tiny, small, trained"
+    ):
         risk_setting_named("large")

@@ -72,6 +72,15 @@ RISK_SETTINGS = {
             spread_errors=(0.015,),
         ),
         RiskSetting(
+            *("small", _shape(256, 768, 4, 8), 256, 2, 32, 224),
+            train_steps=1500,
+            calibration_batches=6,
+            perturbed_batches=2,
+            held_out=52,
+            solved_errors=(0.004, 0.008, 0.015, 0.03),
+            spread_errors=(0.003, 0.006, 0.012, 0.02, 0.04),
+        ),
+        RiskSetting(
             *("trained", _shape(512, 2048, 6, 8), 512, 2, 64, 448),
             train_steps=1200,
             calibration_batches=10,
