@@ -36,6 +36,9 @@ from hilore_planner.solvers.variables import (
 Members = Mapping[int, tuple[int, ...]]
 """Units of each class, ascending, by its first."""
 
+Looks = Mapping[int, int]
+"""By unit that can be needed."""
+
 Edge = tuple[int, int]
 """A unit and one of its parents."""
 
@@ -48,9 +51,16 @@ class Folded:
     members: Members
 
 
-def fold(structure: Structure, refinement: Refinement, cap_bytes: Bytes) -> Folded:
-    """The folded program of least time under ``cap_bytes``, with a refinement's peak rows."""
-    members = _classes(structure, refinement.peaks)
+def fold(structure: Structure, alike: Looks, refinement: Refinement, cap_bytes: Bytes) -> Folded:
+    """The folded program of least time under ``cap_bytes``, with a refinement's peak rows.
+
+    Args:
+        structure: the problem's structure.
+        alike: its ``looks``.
+        refinement: where the peak rows are.
+        cap_bytes: the cap.
+    """
+    members = _classes(structure, alike, refinement.peaks)
     model = LinearModel()
     none: list[dict[str, int]] = [{} for _ in structure.parents]
     for first, units in members.items():
@@ -74,10 +84,17 @@ def fold(structure: Structure, refinement: Refinement, cap_bytes: Bytes) -> Fold
     return Folded(budgeted_program(model, variables, cap_bytes), members)
 
 
-def _classes(structure: Structure, peaks: Sequence[PositionIndex]) -> Members:
-    """Classes of the units that can be needed."""
+def looks(structure: Structure) -> Looks:
+    """A number for every unit, the same for those that all rows but (3) take for equal by themselves."""
     needed = [u for u in range(len(structure.parents)) if structure.needed(u)]
-    colours = _numbered({u: _looks(structure, u, peaks) for u in needed})
+    return _numbered({u: _looks_of_one(structure, u) for u in needed})
+
+
+def _classes(structure: Structure, alike: Looks, peaks: Sequence[PositionIndex]) -> Members:
+    """Classes of the units that can be needed."""
+    colours = _numbered(
+        {u: (look, *(_when(structure, u, k) for k in peaks)) for u, look in alike.items()}
+    )
     edges = list(_interior_edges(structure))
     known = 0
     while len(set(colours.values())) > known:
@@ -95,7 +112,7 @@ def _classes(structure: Structure, peaks: Sequence[PositionIndex]) -> Members:
     return {group[0]: tuple(group) for group in groups.values()}
 
 
-def _looks(structure: Structure, u: int, peaks: Sequence[PositionIndex]) -> Hashable:
+def _looks_of_one(structure: Structure, u: int) -> Hashable:
     """All that the rows say of a unit by itself, and which kinds it is inexact with."""
     unit = structure.problem.units[u]
     sources = [_kind(structure, p) for p in structure.parents[u] if structure.tainted[p]]
@@ -109,7 +126,6 @@ def _looks(structure: Structure, u: int, peaks: Sequence[PositionIndex]) -> Hash
         (unit.kept_bytes, unit.rebuilt_bytes, unit.keep_ns, unit.recompute_ns, unit.inexact_risk),
         tuple(sorted(heir.size_bytes for heir in structure.heirs[u])),
         id(structure.forms[u]),  # shared by units that have the same
-        tuple(_when(structure, u, k) for k in peaks),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hilore_planner.solvers.candidate import Candidate, candidate
 from hilore_planner.solvers.deal import dealt
-from hilore_planner.solvers.fold import Folded, fold
+from hilore_planner.solvers.fold import Folded, fold, looks
 from hilore_planner.solvers.linear import LinearResult, solve_linear
 from hilore_planner.solvers.program import read_placement
 from hilore_planner.solvers.refinement import Refinement
@@ -43,9 +43,10 @@ def search_folded(
         start: a placement that may be returned, if there is one.
     """
     tried = Refinement(peaks=refinement.peaks)  # one list: the program itself gets the rows, too
+    alike = looks(structure)
     best, bound, known_bound = start, 0, 0
     for _ in range(_ROUNDS):
-        folded = fold(structure, tried, goal.cap_bytes)
+        folded = fold(structure, alike, tried, goal.cap_bytes)
         result = solve_linear(
             folded.program.model,
             relative_gap=_GAP * limits.relative_gap,

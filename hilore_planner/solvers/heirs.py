@@ -55,9 +55,9 @@ def heirs_of(
     heirs: list[tuple[Heir, ...]] = [()] * len(units)
     share_bytes = [0] * len(units)
     for u in reversed(range(len(units))):
-        found = _heirs_of_one(rebuilders[u], latest, heirs, share_bytes)
         size_bytes = units[u].rebuilt_bytes
         if is_interior[u]:
+            found = _heirs_of_one(rebuilders[u], latest, heirs, share_bytes)
             most_bytes = units[u].kept_bytes // len(found)
             heirs[u] = tuple(
                 replace(heir, size_bytes=min(heir.size_bytes, most_bytes)) for heir in found

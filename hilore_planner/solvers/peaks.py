@@ -40,7 +40,7 @@ class Cap:
 
 def add_peaks(model: LinearModel, variables: Variables, cap: Cap) -> None:
     """(3) fixed[k] + Σ kept bytes at k + Σ rebuilt bytes at k ≤ cap for every peak k."""
-    units = range(len(variables.actions))
+    units = [u for u, actions in enumerate(variables.actions) if actions]
     refinement = variables.refinement
     for k in refinement.peaks:
         fixed_bytes = variables.structure.problem.positions[k].fixed_bytes

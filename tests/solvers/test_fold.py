@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hilore_planner.solvers import PlacementProblem, replay, solve
 from hilore_planner.solvers.deal import dealt
-from hilore_planner.solvers.fold import Folded, fold
+from hilore_planner.solvers.fold import Folded, fold, looks
 from hilore_planner.solvers.linear import solve_linear
 from hilore_planner.solvers.program import time_program
 from hilore_planner.solvers.refinement import Refinement
@@ -24,7 +24,9 @@ AMPLE = 600.0
 
 
 def folded_at(problem: PlacementProblem, peaks: list[int]) -> Folded:
-    return fold(analyse(problem), Refinement(peaks=peaks), problem.memory_cap_bytes)
+    structure = analyse(problem)
+    refinement = Refinement(peaks=peaks)
+    return fold(structure, looks(structure), refinement, problem.memory_cap_bytes)
 
 
 @settings(max_examples=150)
