@@ -204,4 +204,4 @@ def _copied(gm: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
     graph, nodes = Graph(), dict[Node, Node]()
     output = graph.output(graph.graph_copy(gm.graph, nodes))
     output.meta = dict(gm.graph.output_node().meta)
-    return GraphModule(gm, graph), nodes
+    return compat.uncompiled(gm, graph), nodes

@@ -98,6 +98,7 @@ class HilorePartitioner(compat.CustomPartitionerFn):
     def _cut(
         self, gm: torch.fx.GraphModule, num_forward_outputs: int, static: tuple[int, ...]
     ) -> Modules:
+        gm = compat.uncompiled(gm, gm.graph)
         joint, head = prepare(
             gm, self._settings, num_forward_outputs=num_forward_outputs, static_input_indices=static
         )

@@ -43,7 +43,7 @@ class Capture:
         graph = Graph()
         output = graph.output(graph.graph_copy(self.gm.graph, {}))
         output.meta = dict(self.gm.graph.output_node().meta)
-        return GraphModule(self.gm, graph)
+        return compat.uncompiled(self.gm, graph)
 
 
 class _CapturedError(Exception):

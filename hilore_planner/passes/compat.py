@@ -21,6 +21,7 @@ from torch._functorch.compile_utils import raise_getitems as _raise_getitems
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._inductor.fx_utils import get_node_storage
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -46,6 +47,13 @@ __all__ = [
     "tag_forced_saves",
     "wide_mm",
 ]
+
+
+def uncompiled(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A module with a graph and what it refers to, whose code is written only if it is run: that takes long."""
+    made = _LazyGraphModule(root, graph)
+    made.meta.update(getattr(root, "meta", {}))
+    return made
 
 
 def cse(gm: torch.fx.GraphModule) -> None:

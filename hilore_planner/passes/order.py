@@ -65,6 +65,7 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
     """
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
     steps, is_crowded = _steps(kinds), _is_crowded(kinds, crowded)
+    needs = _Needs(gm)
     inputs = (n for n in gm.graph.nodes if n.op == "placeholder" and tensor(n) is not None)
     source = anchor = next(inputs, None)
     fence: Node | None = None
@@ -89,7 +90,7 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
         else:
             before = [fence] if fence is not None else []
         # A tie to what a value reads, or to what another may be written over, would keep it from being so.
-        ties += ((node, source if _follows(node, other) else other) for other in before)
+        ties += ((node, source if needs.holds(node, other) else other) for other in before)
         if is_kernel:
             written, anchor = [], node
             fence = node if is_crowded[node] else fence
@@ -99,17 +100,22 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
     return ties
 
 
-def _follows(node: Node, other: Node) -> bool:
-    """Whether a node needs another's result, directly or not."""
-    stack, seen = [node], {node}
-    while stack:
-        current = stack.pop()
-        if current is other:
-            return True
-        nearer = [arg for arg in current.all_input_nodes if arg not in seen and not arg < other]
-        stack += nearer
-        seen.update(nearer)
-    return False
+class _Needs:
+    """Which nodes need which others' results, directly or not."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self._place = {node: place for place, node in enumerate(gm.graph.nodes)}
+        self._bits: dict[Node, int] = {}
+        """Of each node, itself and all it needs, by their places."""
+        for node, place in self._place.items():
+            found = 1 << place
+            for arg in node.all_input_nodes:
+                found |= self._bits[arg]
+            self._bits[node] = found
+
+    def holds(self, node: Node, other: Node) -> bool:
+        """Whether ``node`` is ``other`` or needs it."""
+        return bool(self._bits[node] >> self._place[other] & 1)
 
 
 def _is_output(node: Node) -> bool:
