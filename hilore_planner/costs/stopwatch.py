@@ -24,18 +24,19 @@ _COPIED_BYTES = 2**28
 """Of one copy: some times an L2 cache."""
 _CALL_PER_COPIES = 3
 """Time of a call, as a multiple of that of the copies before it."""
-_STEADY_SECONDS = 0.05
+_STEADY_SECONDS = 0.03
 _BATCH_SECONDS = 0.01
-_BATCHES = 5
+_BATCHES = 3
 _MOST_LAUNCHES = 100
 """In one batch: more would not fit the queue of launches."""
-_PAUSE_CYCLES_PER_LAUNCH = 100_000
-"""About 50 microseconds: more than Python takes for a call."""
+_PAUSE_CYCLES_PER_COPY = 20_000
+"""About 10 microseconds: more than Python takes for a copy."""
+_PAUSE_CYCLES_PER_CALL = 100_000
 _QUIET = 0.1
 """Spread of the batches, relative to their median, above which something else was running."""
 _QUIET_NS = 1_000
 """A spread that is never too large."""
-_TRIES = 4
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,22 @@ class Stopwatch:
 
     device: torch.device
 
-    def time_ns(self, sample: Sample) -> int:
-        """Nanoseconds that a sample takes, compiled where that is needed."""
+    def ready(self, sample: Sample) -> Run:
+        """Compile a sample where that is needed, without waiting for its kernels."""
         with torch.no_grad():
-            inputs = [layout.made_up(self.device) for layout in sample.inputs()]
-            run = sample.make(inputs)
+            return sample.make(self._inputs(sample))
+
+    def time_ns(self, sample: Sample, run: Run) -> int:
+        """Nanoseconds that a sample takes, which :meth:`ready` has made."""
+        with torch.no_grad():
+            inputs = self._inputs(sample)
             if self.device.type != "cuda":
                 return _cpu_ns(run, inputs)
             with torch.cuda.device(self.device):
                 return _Queue(run, inputs, self.device).time_ns()
+
+    def _inputs(self, sample: Sample) -> list[Tensor]:
+        return [layout.made_up(self.device) for layout in sample.inputs()]
 
 
 class _Queue:
@@ -79,16 +87,16 @@ class _Queue:
         return round(max(1.0, _quietest(self._tried(turns, copies) for _ in range(_TRIES))))
 
     def _tried(self, turns: int, copies: int) -> list[float]:
-        return [
-            (self._batch_ns(turns, copies) - self._batch_ns(0, turns * copies)) / turns
-            for _ in range(_BATCHES)
-        ]
+        both_ns = [self._batch_ns(turns, copies) for _ in range(_BATCHES)]
+        copies_ns = statistics.median(self._batch_ns(0, turns * copies) for _ in range(_BATCHES))
+        return [(batch_ns - copies_ns) / turns for batch_ns in both_ns]
 
     def _batch_ns(self, turns: int, copies: int) -> float:
         """Nanoseconds of so many calls, each behind so many copies; without calls, of the copies."""
         cuda: Any = torch.cuda
         start, end = (cuda.Event(enable_timing=True) for _ in range(2))
-        cuda._sleep((max(1, turns) * copies + turns) * _PAUSE_CYCLES_PER_LAUNCH)
+        pause = max(1, turns) * copies * _PAUSE_CYCLES_PER_COPY + turns * _PAUSE_CYCLES_PER_CALL
+        cuda._sleep(pause)
         start.record()
         for turn in range(max(1, turns)):
             for _ in range(copies):

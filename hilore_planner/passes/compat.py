@@ -25,7 +25,11 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hilore_planner.passes.compat_compile import compile_alone, observe_compiled_graphs
+from hilore_planner.passes.compat_compile import (
+    compile_alone,
+    observe_compiled_graphs,
+    start_compilers,
+)
 from hilore_planner.passes.compat_ops import added_mm, held_after, wide_mm
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "is_sym_node",
     "must_save",
     "observe_compiled_graphs",
+    "start_compilers",
     "storage_key",
     "tag_forced_saves",
     "wide_mm",

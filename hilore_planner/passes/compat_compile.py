@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch._guards import tracing
+from torch._inductor import config
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.utils import BoxedBool
@@ -59,18 +61,50 @@ def _observed_post_compile(
 
 
 _is_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("is_alone", default=False)
+_Kernels = tuple[AsyncCompile, dict[str, Any]]
+_awaited: contextvars.ContextVar[list[_Kernels] | None] = contextvars.ContextVar(
+    "awaited", default=None
+)
+_wait = AsyncCompile.wait
+
+
+def _wait_later(self: AsyncCompile, scope: dict[str, Any]) -> None:
+    kernels = _awaited.get()
+    if kernels is None:
+        _wait(self, scope)
+    else:
+        kernels.append((self, scope))
 
 
 def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
     """Compile a graph of ATen ops that returns a tuple, also while another graph is being compiled.
 
+    Kernels are compiled by other processes meanwhile: the first call waits for them, and raises what went wrong there.
     ``inputs`` are real tensors of the layout it will be called with.
     """
-    mode, token = FakeTensorMode(), _is_alone.set(True)
+    kernels: list[_Kernels] = []
+    mode = FakeTensorMode()
+    alone, awaited = _is_alone.set(True), _awaited.set(kernels)
+    AsyncCompile.wait = _wait_later  # type: ignore[method-assign]
     try:
-        with _disable_current_modes(), tracing(None), V.set_fake_mode(mode):
+        # A graph for the cache would have to have its kernels.
+        settings = config.patch(fx_graph_cache=False)
+        with _disable_current_modes(), tracing(None), V.set_fake_mode(mode), settings:
             fakes = [mode.from_tensor(value) for value in inputs]
             compiled: Any = compile_fx_inner(gm, fakes, cudagraphs=BoxedBool(False))
     finally:
-        _is_alone.reset(token)
-    return lambda given: compiled(given)
+        AsyncCompile.wait = _wait  # type: ignore[method-assign]
+        _awaited.reset(awaited)
+        _is_alone.reset(alone)
+
+    def run(given: list[Any]) -> Any:
+        while kernels:
+            _wait(*kernels.pop())
+        return compiled(given)
+
+    return run
+
+
+def start_compilers() -> None:
+    """Start the processes that compile kernels and wait until they are there, where there are any."""
+    AsyncCompile.wait_pool_ready()

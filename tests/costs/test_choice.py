@@ -11,7 +11,7 @@ import torch
 from hilore_planner.correction import Aim
 from hilore_planner.costs import choice, costs_for
 from hilore_planner.costs.measured import Measured
-from hilore_planner.costs.sample import Sample
+from hilore_planner.costs.sample import Run, Sample
 from hilore_planner.costs.stopwatch import Stopwatch
 from hilore_planner.costs.table import CostTable, Entry, Owner
 from hilore_planner.errors import OptionError
@@ -37,7 +37,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     samples: list[str] = []
 
     class Script(Stopwatch):
-        def time_ns(self, sample: Sample) -> int:
+        def ready(self, sample: Sample) -> Run:
+            return list
+
+        def time_ns(self, sample: Sample, run: Run) -> int:
             samples.append(sample.what)
             return 5_000
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hilore_planner.costs.measured import Measured
-from hilore_planner.costs.sample import Sample
+from hilore_planner.costs.sample import Run, Sample
 from hilore_planner.costs.stopwatch import Stopwatch
 from hilore_planner.costs.table import CostTable, Owner
 from hilore_planner.passes.chains import Chain
@@ -32,9 +32,13 @@ class Script(Stopwatch):
     asked: list[Sample] = field(default_factory=list)
     broken: str = "nothing"
 
-    def time_ns(self, sample: Sample) -> int:
+    def ready(self, sample: Sample) -> Run:
         if self.broken in sample.what:
             raise RuntimeError("no kernel\nof this kind")
+        return list
+
+    def time_ns(self, sample: Sample, run: Run) -> int:
+        assert run is list
         self.asked.append(sample)
         return 1000 + len(self.asked)
 

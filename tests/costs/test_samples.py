@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx import Node
+from torch._inductor.async_compile import AsyncCompile
+from torch.fx import GraphModule, Node
 
 from hilore_planner.costs import stopwatch
 from hilore_planner.costs.sample import (
@@ -19,7 +20,7 @@ from hilore_planner.costs.sample import (
     not_alone,
 )
 from hilore_planner.costs.stopwatch import Stopwatch, _Queue, _quietest
-from hilore_planner.passes import compat
+from hilore_planner.passes import compat, compat_compile
 from hilore_planner.passes.chains import Chain
 from hilore_planner.passes.codecs import codec_named
 from tests.passes.programs import HandMade
@@ -179,8 +180,31 @@ def test_what_stands_between_calls_is_subtracted(
 
 @pytest.mark.compat
 def test_a_sample_is_compiled_and_timed() -> None:
-    assert Stopwatch(torch.device("cpu")).time_ns(_product_sample()) > 0
+    stopwatch, sample = Stopwatch(torch.device("cpu")), _product_sample()
+    assert stopwatch.time_ns(sample, stopwatch.ready(sample)) > 0
 
 
 def _product_sample() -> Sample:
     return node_sample(product())
+
+
+@pytest.mark.compat
+def test_kernels_are_waited_for_when_they_are_first_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    really = compat_compile._wait
+
+    def wait(compiler: AsyncCompile, scope: dict[str, Any]) -> None:
+        waited.append(scope)
+        really(compiler, scope)
+
+    monkeypatch.setattr(compat_compile, "_wait", wait)
+    hand = HandMade()
+    x = hand.input("x", 8, 8)
+    hand.graph.output((hand.call(aten.exp.default, x),))
+    run = compat.compile_alone(GraphModule(torch.nn.Module(), hand.graph), [torch.ones(8, 8)])
+    assert waited == []
+    assert AsyncCompile.wait is wait  # of other graphs, as before
+    for _ in range(2):
+        (found,) = run([torch.zeros(8, 8)])
+        assert torch.equal(found, torch.ones(8, 8))
+    assert len(waited) == 1
