@@ -1,8 +1,8 @@
 """``hilore.calibrate``: from an update and sample batches to a risk profile.
 
 Each class of units is made inexact alone, and the gradient's squared relative error over the units' summed errors is
-its gain, over all batches together. Placements of everything at once, drawn at random, then show how far risks add up,
-and how much batches differ.
+its gain, over all batches together. Placements such as a solver might choose then show how far risks add up, and how
+much batches differ: a solver picks what seems to risk least, and of what was measured that is partly luck.
 """
 
 from __future__ import annotations
@@ -111,9 +111,11 @@ def profile_of(sampling: Sampling) -> RiskProfile:
     ratios = [trial.share / predicted for trial, predicted in tried]
     # What a batch's own norm has to do with it belongs into the margin: it is not known before the forward.
     norm = sampling.typical_norm
-    typical = statistics.median(
-        math.log(ratio * trial.squared_norm / (trial.exposed * norm))
-        for ratio, (trial, _) in zip(ratios, tried, strict=True)
+    typical = math.log(
+        statistics.fmean(
+            ratio * trial.squared_norm / (trial.exposed * norm)
+            for ratio, (trial, _) in zip(ratios, tried, strict=True)
+        )
     )
     logs = [math.log(ratio) for ratio in ratios]
     most = max(typical, *logs, statistics.fmean(logs) + _SURE * statistics.pstdev(logs))

@@ -1,7 +1,8 @@
-"""What a calibration measures: gains of classes one by one, and random placements of everything."""
+"""What a calibration measures: gains of classes one by one, and placements of everything."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,8 @@ from hilore_planner.errors import OptionError
 from hilore_planner.passes.codecs import codec_for, codec_named
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
-_TRIALS = 2
-"""Random placements tried on each batch."""
+_TRIALS = 3
+"""Placements tried on each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Sampling:
         )
 
     def add(self, batch: MeasuredBatch, *, is_perturbed: bool) -> None:
-        """Measure on one more batch: each class alone if ``is_perturbed``, and random placements.
+        """Measure on one more batch: each class alone if ``is_perturbed``, and whole placements.
 
         Raises:
             OptionError: the batch has no gradient, or one that its exposure says it has not.
@@ -194,30 +195,54 @@ class Sampling:
         return [of for of in sources(self.graph, unit) if (of.name, codec) in self.errors]
 
     def _try(self, batch: MeasuredBatch) -> None:
-        """Measure a random placement as it would be run."""
+        """Measure a placement as it would be run."""
         codec = self.draw.choice(self.codecs)
-        placement = self._random_placement(codec)
+        placement = self._likely_placement(codec)
         kept = [name for name, action in placement.items() if action.startswith("compress:")]
         makers = self.interpreter.makers
         rebuilt = [name for name, do in placement.items() if do == "recompute" and name in makers]
         share = self._share(batch, codec, kept, rebuilt)
         self.trials.append(Trial(placement, share, batch.squared_norm, batch.exposed))
 
-    def _random_placement(self, codec: str) -> dict[str, str]:
-        """An action for each kind of unit: one of those open to it, keeping it by ``codec`` among them."""
+    def _likely_placement(self, codec: str) -> dict[str, str]:
+        """What a solver might choose: some of the classes that risk least for their bytes are kept by ``codec``.
+
+        Of the other kinds of units some are stored, and some made again.
+        """
+        cheap = self._cheapest(codec, self.draw.random())
         actions: dict[str, str] = {}
         placement: dict[str, str] = {}
         for name, unit in self.graph.units.items():
-            if not unit.can_store:
-                placement[name] = "recompute"
-                continue
-            open_to = [f"compress:{codec}"] if (name, codec) in self.errors else []
-            open_to += ["recompute"] if unit.can_recompute and not unit.forced else []
+            can_recompute = unit.can_recompute and not unit.forced
             kind = unit.origin.kind
             if kind not in actions:
-                actions[kind] = self.draw.choice([*open_to, "store"])
-            placement[name] = actions[kind] if actions[kind] in open_to else "store"
+                actions[kind] = self.draw.choice(["recompute", "store"])
+            if not unit.can_store:
+                placement[name] = "recompute"
+            elif name in cheap:
+                placement[name] = f"compress:{codec}"
+            else:
+                placement[name] = actions[kind] if can_recompute else "store"
         return placement
+
+    def _cheapest(self, codec: str, part: float) -> set[str]:
+        """Units of a part of the classes: those whose copies by ``codec`` risk least for their bytes."""
+        probe = codec if codec in self.probes else self._probe_of(codec)
+        found: list[tuple[float, list[str]]] = []
+        for unit_class in self.kept:
+            units = [unit for unit in unit_class.units if (unit.name, codec) in self.errors]
+            gain = self.gain(unit_class, probe)
+            if units and gain is not None:
+                risk = gain * sum(self.errors[unit.name, codec][-1] for unit in units)
+                size_bytes = sum(unit.kept_bytes for unit in units)
+                found.append((risk / size_bytes, [unit.name for unit in units]))
+        found.sort()
+        chosen = found[: math.ceil(part * len(found))]
+        return {name for _, names in chosen for name in names}
+
+    def _probe_of(self, codec: str) -> str:
+        """The codec whose gains stand for those of ``codec``."""
+        return next(probe for probe in self.probes if family(probe) == family(codec))
 
 
 def _is_read(unit_class: UnitClass) -> bool:
