@@ -15,6 +15,7 @@ from hilore_planner.crowding import order_limit
 from hilore_planner.errors import PlanFileError
 from hilore_planner.head_decision import HeadTrial
 from hilore_planner.head_plan import NO_HEAD, HeadPlan
+from hilore_planner.least_peak import least_peak
 from hilore_planner.options import Options
 from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import source_line
@@ -143,13 +144,9 @@ def _solved(
     problem: PlacementProblem, aim: Aim, solver_seconds: float
 ) -> tuple[PlacementProblem, Solution]:
     """The fastest placement under the cap, or of the least peak."""
-    solution = solve(problem, time_limit_seconds=solver_seconds)
-    least_bytes = solution.smallest_feasible_cap_bytes
-    if aim.cap_bytes is not None or least_bytes is None:
-        return problem, solution
-    problem = replace(problem, memory_cap_bytes=least_bytes)
-    start = solution.witness
-    return problem, solve(problem, time_limit_seconds=solver_seconds, warm_start=start)
+    if aim.cap_bytes is None:
+        return least_peak(problem, solver_seconds)
+    return problem, solve(problem, time_limit_seconds=solver_seconds)
 
 
 def _order_limit(problem: PlacementProblem, aim: Aim, loaded: PlacementPlan | None) -> int:

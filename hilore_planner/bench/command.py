@@ -17,6 +17,9 @@ Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 SideBySide = Annotated[int, typer.Option(min=1, help="Processes that compile at a time.")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="Where the rows are written.")]
 
+PEAK_SETTINGS = ("qwen2.5-0.5b:4", "qwen2.5-1.5b", "qwen2.5-3b-lora16:4")
+"""What is measured where no setting is given."""
+
 
 @app.callback()
 def root() -> None:
@@ -49,25 +52,50 @@ def dead_rows(
 
 @app.command()
 def peak(
-    setting: SettingNames = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME or NAME:LAYERS, three if not given; on the CPU an architecture, all six if not given."
+        ),
+    ] = None,
     caps: Annotated[int, typer.Option(min=2, help="Caps on each ladder.")] = 12,
     device: Device = "cuda",
     side_by_side: SideBySide = 8,
-    output: Output = Path("docs/results/peak.json"),
+    resume: Annotated[
+        bool,
+        typer.Option(help="Leave out cells that the record has of this commit (not on the CPU)."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Where the rows are written; those of other settings that are there stay. "
+            "docs/results/peak.json or, on the CPU, peak_cpu.json if not given.",
+        ),
+    ] = None,
 ) -> None:
-    """Predicted against measured peaks, from the smallest feasible cap to everything stored."""
-    from hilore_planner.bench.peak import bench_peak, summary
-    from hilore_planner.bench.runner import write_record
+    """Predicted against measured peaks, from the smallest cap that is kept to everything stored."""
+    from hilore_planner.bench.peak import Runs, bench_peak, summary
+    from hilore_planner.bench.peak_cpu import bench_peak_cpu
+    from hilore_planner.bench.runner import earlier_rows, this_commit, write_record
     from hilore_planner.bench.setting import setting_named
+    from hilore_planner.bench.small_models import ARCHITECTURES
 
-    names = setting or ["qwen2.5-0.5b:4", "qwen2.5-1.5b", "qwen2.5-3b-lora16:4"]
-    rows = bench_peak(
-        [setting_named(name) for name in names],
-        rungs=caps,
-        device=device,
-        side_by_side=side_by_side,
-    )
-    write_record(output, rows, device=device)
+    path = output or Path("docs/results") / ("peak_cpu.json" if device == "cpu" else "peak.json")
+    earlier = earlier_rows(path, device=device)
+    if device == "cpu":
+        names = setting or list(ARCHITECTURES)
+        parts = bench_peak_cpu(names, rungs=caps, side_by_side=side_by_side)
+    else:
+        settings = [setting_named(name) for name in setting or PEAK_SETTINGS]
+        names = [each.name for each in settings]
+        known = [row for row in earlier if resume and row["commit"] == this_commit()]
+        parts = bench_peak(settings, rungs=caps, runs=Runs(device, side_by_side, known))
+    rows = [row for row in earlier if row["setting"] not in names]
+    for part in parts:
+        rows += part
+        write_record(path, rows, device=device)  # what is cut short leaves what it has
     print("\n".join(summary(rows)))
 
 

@@ -80,14 +80,28 @@ def write_record(path: Path, rows: Iterable[Row], *, device: str) -> None:
     """Write a result file: where, with what and when its rows were measured."""
     record = {
         "command": " ".join(["hilore", *_without_output(sys.argv[1:])]),
-        "commit": _commit(),
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "commit": this_commit(),
+        "device": _device_name(device),
         "torch": str(torch.__version__),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "rows": list(rows),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def earlier_rows(path: Path, *, device: str) -> list[Row]:
+    """Rows of a record that is there, each with its commit; none if it is of another device or torch."""
+    if not path.is_file():
+        return []
+    record = json.loads(path.read_text())
+    if (record["device"], record["torch"]) != (_device_name(device), str(torch.__version__)):
+        return []
+    return [{"commit": record["commit"], **row} for row in record["rows"]]
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
 
 
 def _without_output(arguments: Sequence[str]) -> list[str]:
@@ -100,7 +114,7 @@ def _without_output(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _commit() -> str:
+def this_commit() -> str:
     """Commit of the checkout; ``HILORE_COMMIT`` where the code was copied without its history."""
     import os
 

@@ -12,7 +12,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def _compiled(
     return torch.compile(loss, dynamic=False)
 
 
-class _Rounds(logging.Handler):
+class Rounds(logging.Handler):
     """Counts how often a region was planned and compiled."""
 
     def __init__(self) -> None:
@@ -130,11 +131,18 @@ class _Rounds(logging.Handler):
         self.count += record.msg.startswith("round ")
 
 
-def _count_rounds() -> _Rounds:
-    logger, rounds = logging.getLogger("hilore_planner.compiling"), _Rounds()
+@contextmanager
+def counted_rounds() -> Iterator[Rounds]:
+    """Count the compilations that planning takes meanwhile."""
+    logger, rounds = logging.getLogger("hilore_planner.compiling"), Rounds()
+    before = logger.level
     logger.addHandler(rounds)
     logger.setLevel(logging.INFO)
-    return rounds
+    try:
+        yield rounds
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(rounds)
 
 
 def measure(update: Update, device: torch.device) -> dict[str, Any]:
@@ -172,7 +180,8 @@ def _run_all(update: Update) -> None:
         update.clear()
 
 
-def _planned(path: Path) -> dict[str, Any]:
+def planned_fields(path: Path) -> dict[str, Any]:
+    """What a plan file says, as fields of a row; none where there is no file."""
     if not path.exists():
         return {}
     plan = PlacementPlan.load(path)
@@ -214,15 +223,14 @@ def main() -> None:
         "gradient_error": variant.gradient_error,
         "seed": setting.seed,
     }
-    rounds = _count_rounds()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, counted_rounds() as rounds:
         plan = Path(job.get("plan") or Path(folder) / "plan.json")
         try:
             start = time.perf_counter()
             update = Update(setting, variant, device, plan)
             row |= _run_first(update, device, start)
             ready()
-            row |= measure(update, device) | _planned(plan)
+            row |= measure(update, device) | planned_fields(plan)
             row |= {"refused": False, "rounds": rounds.count} if variant.kind == "hilore" else {}
             if "predicted_peak_bytes" in row:
                 row["ratio"] = round(row["predicted_peak_bytes"] / row["measured_peak_bytes"], 6)
