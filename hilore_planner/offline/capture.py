@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule
 
 from hilore_planner.errors import RegionError
 from hilore_planner.offline.attention import set_attention
+from hilore_planner.offline.gpu_form import single_products
 from hilore_planner.partitioner import unplannable
 from hilore_planner.passes import compat
 from hilore_planner.passes.devices import AttentionKernel
@@ -90,6 +91,8 @@ class _Capturer(compat.CustomPartitionerFn):
         outputs: int = keywords["num_fwd_outputs"]
         self.reason = unplannable(gm, joint_inputs, outputs)
         if not self.reason:
+            if self.attention != "cpu":
+                single_products(gm)
             self.found = Capture(gm, outputs, static, self.inputs, self.region)
         raise _CapturedError
 
