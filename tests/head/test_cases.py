@@ -94,6 +94,17 @@ def test_rebuilding_costs_one_matmul_more() -> None:
     assert head_flops(found) == 8 * b.targets.numel() * b.weight.numel()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_exponentials_of_half_logits_are_powers_of_two(dtype: torch.dtype) -> None:
+    """Log-probabilities, which are float32, do not suffer from it."""
+    b = batch(dtype=dtype)
+    whole = capture(lambda: log_probs(responses(b), b.weight, b.targets))
+    cut = whole.cut(2)
+    powers = [n for n in cut.graph.nodes if n.target is torch.ops.aten.exp2.default]
+    assert len(powers) == (4 if dtype is torch.bfloat16 else 0)  # two chunks, there and back
+    assert_close(whole.outputs(cut)[:1], whole.outputs()[:1], relative=1e-6)
+
+
 def test_returned_logits_are_refused() -> None:
     """A public report: logits go to the caller, who takes the loss outside."""
     b = batch()

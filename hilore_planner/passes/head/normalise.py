@@ -10,7 +10,6 @@ from hilore_planner.passes.head.one_hot import compare_instead_of_scatter
 from hilore_planner.passes.head.order import sort_stably
 from hilore_planner.passes.head.products import PlainProducts
 from hilore_planner.passes.head.slice_chains import merge_slices
-from hilore_planner.passes.head.softmax import subtract_maximum
 
 
 def normalise_head(gm: GraphModule) -> int:
@@ -19,13 +18,7 @@ def normalise_head(gm: GraphModule) -> int:
     Numerics do not change. Dead code has to be gone before, and is after.
     """
     emitter = Emitter(gm.graph, set())
-    rules = (
-        merge_slices,
-        compare_instead_of_scatter,
-        subtract_maximum,
-        PlainProducts(),
-        LaneRoller(),
-    )
+    rules = (merge_slices, compare_instead_of_scatter, PlainProducts(), LaneRoller())
     changed = 0
     for node in list(gm.graph.nodes):
         with emitter.after(emitter.position(node), emitter.side(node)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -93,6 +94,17 @@ def _is_half_product(node: Node) -> bool:
     return is_half and node.target is aten.mm.default
 
 
+def _is_single_of_half(node: Node, site: HeadSite) -> bool:
+    """Whether a float32 value for each of half-precision logits: their rounding is far above that of ``exp2``.
+
+    A device has an instruction for it, where ``exp`` takes ten.
+    """
+    value, logits = tensor_of(node), tensor_of(site.logits)
+    assert value is not None
+    assert logits is not None
+    return node in site.wide and value.dtype is torch.float32 and logits.itemsize == 2
+
+
 def _join(emitter: Emitter, site: HeadSite, leaving: Exit, parts: list[Node]) -> Node:
     """The whole value of an exit."""
     node, rows, whole = leaving.node, leaving.rows, parts[-1]
@@ -167,6 +179,9 @@ class _OneChunk:
             return only
         args = map_aggregate(recipe.args, self._fill)
         kwargs = map_aggregate(recipe.kwargs, self._fill)
+        if node.target is aten.exp.default and _is_single_of_half(node, self.slicer.site):
+            scaled = self.emitter.call(node, aten.mul.Tensor, args[0], 1 / math.log(2))
+            return self.emitter.call(node, aten.exp2.default, scaled)
         if picks_one(node):
             return sum_instead_of_gather(self.emitter, node, args[0], args[2])
         total = self.totals.get(node)
