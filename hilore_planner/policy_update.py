@@ -136,6 +136,7 @@ class PolicyUpdate:
 
         Raises:
             InfeasibleError: not even the exact plan that needs least memory fits the cap.
+            OptionError: a plan file has tiers without their risks.
         """
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) if self._folder is None else self._folder
@@ -207,7 +208,9 @@ class PolicyUpdate:
             _own_code(self._update, budget), backend=hilore, dynamic=False, options=options
         )
         run(*batch)
-        return Level(budget, run, PlacementPlan.load(path))
+        plan = PlacementPlan.load(path)
+        _check_tiers(plan, path)
+        return Level(budget, run, plan)
 
     def _count(self, choice: Choice) -> None:
         self.last = choice
@@ -222,6 +225,16 @@ class PolicyUpdate:
             error,
             choice.predicted_gradient_error,
             choice.reason,
+        )
+
+
+def _check_tiers(plan: PlacementPlan, path: Path) -> None:
+    """A plan that was solved again from a file has lost what a sequence risks, which tiers are chosen by."""
+    is_tiered = any("[" in action for action in plan.solution.placement.values())
+    if is_tiered and not plan.sequence_risks:
+        raise OptionError(
+            f"plan {path} keeps sequences by tiers, and does not say what each risks; accepted: a plan that was made "
+            "with a risk profile as option exposure: delete the file, and give the option"
         )
 
 

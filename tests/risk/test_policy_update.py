@@ -16,7 +16,7 @@ from hilore_planner.grpo.batch import LossBatch
 from hilore_planner.grpo.exposure import Exposure, exposure
 from hilore_planner.grpo.registry import make_loss
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.policy_update import Level, PolicyUpdate
+from hilore_planner.policy_update import Level, PolicyUpdate, _check_tiers
 from tests.backend.models import Dropped, batch
 from tests.guarantees.conftest import no_kernels as no_kernels
 from tests.plan_cases import toy_plan
@@ -68,6 +68,16 @@ def test_the_fastest_plan_in_budget_runs(table: PolicyUpdate) -> None:
             "hilore/predicted_gradient_error": (expected + 2e-4**0.5) / 2,
         }
     )
+
+
+def test_tiers_without_their_risks_are_refused() -> None:
+    made = toy_plan()
+    placement = dict.fromkeys(made.solution.placement, "compress:int8[:1/4]+int4")
+    tiered = replace(made, solution=replace(made.solution, placement=placement))
+    with pytest.raises(OptionError, match=r"plan a\.json keeps sequences by tiers"):
+        _check_tiers(replace(tiered, sequence_risks=()), Path("a.json"))
+    _check_tiers(replace(tiered, sequence_risks=(1e-4, 1e-3)), Path("a.json"))
+    _check_tiers(replace(made, sequence_risks=()), Path("a.json"))
 
 
 @pytest.mark.parametrize(
