@@ -27,6 +27,7 @@ from hilore_planner.peak.measure import measured_peak_bytes
 
 WARM_UPS = 3
 ENOUGH_MS = 3000
+"""Once a way's timed runs took so long together, it takes no more turns."""
 SEED = 0
 
 
