@@ -28,6 +28,7 @@ _HOME = {
     "calibrate": "hilore_planner.calibration.calibrate",
     "exposure": "hilore_planner.grpo.exposure",
     "plan": "hilore_planner.offline.planner",
+    "profile": "hilore_planner.profiling",
     "verify": "hilore_planner.verification",
 }
 
@@ -39,6 +40,7 @@ __all__ = [
     "calibrate",
     "exposure",
     "plan",
+    "profile",
     "verify",
 ]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hilore_planner.attribution import PricedStep
 from hilore_planner.correction import Aim
 from hilore_planner.partitioner import Modules
-from hilore_planner.passes.cost import PricedStep
 from hilore_planner.peak.step import StepPeak
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.solvers import replay

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hilore_planner.attribution import profiled
 from hilore_planner.bench.command import app as bench_app
 from hilore_planner.errors import HiloreError
 from hilore_planner.explain import explain as explain_plan
@@ -18,6 +19,8 @@ from hilore_planner.render.diff import diff as render_diff
 from hilore_planner.render.explain import explain as render_explanation
 from hilore_planner.render.header import header as render_figures
 from hilore_planner.render.output import emit
+from hilore_planner.render.profile import profile as render_profile
+from hilore_planner.render.profile import profile_record
 from hilore_planner.render.show import show as render_plan
 from hilore_planner.render.sweep import sweep as render_sweep
 from hilore_planner.sizes import parse_range
@@ -129,14 +132,30 @@ def diff(
 
 
 @app.command()
-def explain(plan: PlanFile, as_json: AsJson = False) -> None:
+def explain(
+    plan: PlanFile,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DUMP_DIR", help="Also where its time goes, by hilore_planner.profile."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Print who holds the memory at the peak, and what lowers it."""
     loaded = PlacementPlan.load(plan)
     found = explain_plan(loaded)
+    times = None if profile is None else profiled(profile)
     emit(
         as_json,
-        lambda: records.explanation_record(loaded, found),
-        lambda width: render_explanation(loaded, found, width),
+        lambda: (
+            records.explanation_record(loaded, found)
+            | ({} if times is None else {"profile": profile_record(times)})
+        ),
+        lambda width: (
+            render_explanation(loaded, found, width)
+            + ([] if times is None else render_profile(times, width))
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hilore_planner.attribution import PricedStep
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.composition import fixed_parts, vocabulary_size
 from hilore_planner.correction import Aim
@@ -19,7 +20,7 @@ from hilore_planner.least_peak import least_peak
 from hilore_planner.options import Options
 from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import source_line
-from hilore_planner.passes.cost import Costs, PricedStep, Roofline
+from hilore_planner.passes.cost import Costs, Roofline
 from hilore_planner.passes.faults import find_faults
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import tensor

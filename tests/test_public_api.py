@@ -12,7 +12,7 @@ import hilore_planner
 def test_the_public_names() -> None:
     assert set(hilore_planner.__all__) == {
         *("HiloreError", "PlacementPlan", "PolicyUpdate", "RiskProfile"),
-        *("calibrate", "exposure", "plan", "verify"),
+        *("calibrate", "exposure", "plan", "profile", "verify"),
     }
     assert dir(hilore_planner) == sorted(hilore_planner.__all__)
     for name in hilore_planner.__all__:

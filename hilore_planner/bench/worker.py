@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hilore_planner.backend import hilore
-from hilore_planner.bench.attribution import NAMED_KERNELS, attributed
+from hilore_planner.bench.attributed import attributed
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.bench.trial import storage_bytes, time_ms, wait
 from hilore_planner.bench.turns import ready
@@ -35,6 +35,7 @@ from hilore_planner.grpo.actor import (
 from hilore_planner.passes import compat
 from hilore_planner.peak.measure import measured_peak_bytes
 from hilore_planner.plan import PlacementPlan
+from hilore_planner.profiling import NAMED_KERNELS
 
 WARM_UPS = 2
 REPEATS = 8

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch.fx import GraphModule, Node
 
+from hilore_planner.attribution import PricedStep
 from hilore_planner.passes import compat
+from hilore_planner.passes.attribution import source_line
 from hilore_planner.passes.chains import Chain, Chains, Piece, pieces, value_bytes
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.devices import DeviceProfile
@@ -23,23 +24,6 @@ from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
 _REGISTER_SHARE = 0.1
 """Arithmetic of a value made in registers, as a share of the time to move it: never quite free."""
-
-
-@dataclass(frozen=True, slots=True)
-class PricedStep:
-    """A piece of a plan's graphs.
-
-    Attributes:
-        op: of a kernel of its own; empty for fused work.
-        what: its ops and what they make, for people.
-        shapes: of what it reads.
-        ns: predicted time.
-    """
-
-    op: str
-    what: str
-    shapes: tuple[tuple[int, ...], ...]
-    ns: int
 
 
 class Costs(Protocol):
@@ -193,7 +177,9 @@ def _priced_step(piece: Piece, time_ns: int) -> PricedStep:
         if is_fused
         else (f" {', '.join(map(_described, read[:3]))}")
     )
-    return PricedStep("" if is_fused else names[0], text, shapes, time_ns)
+    lines = (source_line(node) for node in reversed(nodes))
+    source = next((line for line in lines if line), "")
+    return PricedStep("" if is_fused else names[0], text, shapes, time_ns, source)
 
 
 def _shape(value: torch.Tensor) -> tuple[int, ...]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from hilore_planner.bench.attribution import attribute, by_kind
+from hilore_planner.attribution import Launch, PricedStep, attribute, by_kind
 from hilore_planner.bench.cost import ordered_share, summary
-from hilore_planner.bench.launches import Launch, launches
-from hilore_planner.passes.cost import PricedStep
+from hilore_planner.profiling import launches
 
 PRODUCT = ((64, 32), (32, 16))
 OTHER = ((8, 8), (8, 8))

@@ -6,23 +6,70 @@ with the fused steps between the same two: it may have fused them otherwise.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
-import torch
 
-from hilore_planner.bench.launches import Launch, launches
-from hilore_planner.passes.cost import PricedStep
+from hilore_planner.errors import HiloreError
 
-NAMED_KERNELS = {"cpp.enable_kernel_profile": True}
-"""Inductor's setting that shows the profiler which of its kernels runs; on CUDA it always does."""
-_ROWS = 12
-"""Differences recorded; the rest are smaller."""
+STEPS, LAUNCHES = "steps.json", "launches.json"
+"""Files of a ``dump_dir``: what its plans run, as predicted; what one update launched."""
+_GENERATED = re.compile(r"^(triton_|(graph_\d+_)?cpp_)")
+"""Names of kernels that Inductor wrote."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PricedStep:
+    """A piece of a plan's graphs.
+
+    Attributes:
+        op: of a kernel of its own; empty for fused work.
+        what: its ops and what they make, for people.
+        shapes: of what it reads.
+        ns: predicted time.
+        source: ``file.py:line`` that it comes from; empty where that is not known.
+    """
+
+    op: str
+    what: str
+    shapes: tuple[tuple[int, ...], ...]
+    ns: int
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One call from the compiled code.
+
+    Attributes:
+        name: of the kernel that Inductor wrote, or of the library's operator (without ``aten::``).
+        shapes: of an operator's inputs.
+        ns: on the device, of all kernels that it started.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    ns: int
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether Inductor wrote it."""
+        return bool(_GENERATED.match(self.name))
+
+
+class DumpedSteps(msgspec.Struct, frozen=True):
+    """What :data:`STEPS` holds of one region: the steps, and the seconds of making its plan."""
+
+    planning_seconds: float
+    compile_seconds: float
+    steps: tuple[PricedStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +82,7 @@ class Difference:
         count: how often they come.
         predicted_ns, measured_ns: of all of them.
         kernels: names of what was launched for the first.
+        source: ``file.py:line`` of the first step that has one.
     """
 
     what: str
@@ -43,6 +91,7 @@ class Difference:
     predicted_ns: int
     measured_ns: int
     kernels: tuple[str, ...]
+    source: str = ""
 
     @property
     def more_ns(self) -> int:
@@ -66,6 +115,7 @@ def attribute(steps: Sequence[PricedStep], launched: Sequence[Launch]) -> tuple[
             predicted_ns=sum(s.ns for s in planned) + (before.predicted_ns if before else 0),
             measured_ns=sum(x.ns for x in made) + (before.measured_ns if before else 0),
             kernels=before.kernels if before else kernels,
+            source=before.source if before else next((s.source for s in planned if s.source), ""),
         )
     return tuple(sorted(found.values(), key=lambda d: -abs(d.more_ns)))
 
@@ -79,29 +129,47 @@ def by_kind(differences: Sequence[Difference]) -> dict[str, tuple[int, int]]:
     return totals
 
 
-def attributed(run: Callable[[], None], folder: Path, device: torch.device) -> dict[str, Any]:
-    """What a planned update's row says of its time: by kind, the largest differences, seconds of planning.
+def profiled(folder: Path) -> tuple[Difference, ...]:
+    """The differences that a ``dump_dir`` shows once its update was profiled.
 
-    Args:
-        run: one update.
-        folder: the backend's ``dump_dir`` of its compilation; what was launched is written there, too.
-        device: where it runs.
+    Raises:
+        HiloreError: its steps or launches are not there, or damaged.
     """
-    records = [json.loads(path.read_text()) for path in sorted(folder.rglob("steps.json"))]
-    steps = [msgspec.convert(step, PricedStep) for r in records for step in r["steps"]]
-    launched = launches(run, device)
-    (folder / "launches.json").write_bytes(msgspec.json.encode(launched))
-    differences = attribute(steps, launched)
-    kinds = {
-        kind: {"predicted_ns": predicted_ns, "measured_ns": measured_ns}
-        for kind, (predicted_ns, measured_ns) in by_kind(differences).items()
-    }
-    return {
-        "planning_seconds": sum(record["planning_seconds"] for record in records),
-        "compile_seconds": sum(record["compile_seconds"] for record in records),
-        "kinds": kinds,
-        "differences": [asdict(difference) for difference in differences[:_ROWS]],
-    }
+    steps = [step for region in read_steps(folder) for step in region.steps]
+    return attribute(steps, read_launches(folder))
+
+
+def read_steps(folder: Path) -> tuple[DumpedSteps, ...]:
+    """What a ``dump_dir`` says of its regions, in the order of their names.
+
+    Raises:
+        HiloreError: there is nothing, or a file is damaged.
+    """
+    paths = sorted(folder.rglob(STEPS))
+    if not paths:
+        raise HiloreError(
+            f"{folder} has no {STEPS}; give the dump_dir of an update that was compiled anew"
+        )
+    return tuple(_decoded(path, DumpedSteps) for path in paths)
+
+
+def read_launches(folder: Path) -> tuple[Launch, ...]:
+    """What one update launched, by :func:`hilore_planner.profile`.
+
+    Raises:
+        HiloreError: it is not there, or damaged.
+    """
+    path = folder / LAUNCHES
+    if not path.exists():
+        raise HiloreError(f"{folder} has no {LAUNCHES}; hilore_planner.profile(...) writes it")
+    return _decoded(path, tuple[Launch, ...])
+
+
+def _decoded(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise HiloreError(f"{path} is damaged: {error}") from error
 
 
 _Stretch = tuple[str, Sequence[PricedStep], Sequence[Launch]]

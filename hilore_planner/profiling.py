@@ -1,0 +1,75 @@
+"""``hilore.profile``: what a compiled update launches, and how long each launch takes, as torch's profiler sees it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+
+from hilore_planner.attribution import LAUNCHES, Launch
+
+NAMED_KERNELS = {"cpp.enable_kernel_profile": True}
+"""Inductor's setting that shows the profiler which of its kernels runs; on CUDA it always does."""
+_CALL = re.compile(r"^(triton_|(graph_\d+_)?cpp_|aten::|extern_kernels|hilore::|cudnn)")
+
+
+def profile(
+    update: Callable[[], object], dump_dir: str | Path, *, device: str | torch.device | None = None
+) -> None:
+    """Run an update once under the profiler and write what it launched into its ``dump_dir``.
+
+    ``hilore explain PLAN --profile DUMP_DIR`` then compares it with what the plan predicted. Run the update some
+    times before.
+
+    Args:
+        update: forward and backward.
+        dump_dir: the option ``dump_dir`` with which it was compiled. On the CPU its kernels are seen only if the
+            option ``inductor`` was ``{"cpp.enable_kernel_profile": True}``.
+        device: where it runs; None: on a GPU if there is one.
+    """
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    found = launches(update, place)
+    (Path(dump_dir) / LAUNCHES).write_bytes(msgspec.json.encode(found))
+
+
+def launches(run: Callable[[], object], device: torch.device) -> list[Launch]:
+    """Run once under the profiler and list what was launched, in order.
+
+    On the CPU, kernels that Inductor writes are there only with its setting ``cpp.enable_kernel_profile``.
+    """
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with torch_profile(activities=activities, record_shapes=True, acc_events=True) as found:
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    events: Any = found.events()
+    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    return list(_launches(on_host, is_timed_on_host=device.type == "cpu"))
+
+
+def _launches(events: list[Any], *, is_timed_on_host: bool) -> Iterator[Launch]:
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        if not _CALL.match(event.name) or _is_within_call(event):
+            continue
+        time_us = event.cpu_time_total if is_timed_on_host else event.device_time_total
+        if time_us > 0:
+            shapes = tuple(tuple(shape) for shape in event.input_shapes or () if shape)
+            yield Launch(event.name.removeprefix("aten::"), shapes, round(1e3 * time_us))
+
+
+def _is_within_call(event: Any) -> bool:
+    parent = event.cpu_parent
+    while parent is not None:
+        if _CALL.match(parent.name):
+            return True
+        parent = parent.cpu_parent
+    return False
