@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hilore_planner.offline.planner import plan as plan
     from hilore_planner.plan import PlacementPlan as PlacementPlan
     from hilore_planner.policy_update import PolicyUpdate as PolicyUpdate
+    from hilore_planner.profiling import profile as profile
     from hilore_planner.verification import verify as verify
 
 _HOME = {

@@ -26,8 +26,12 @@ def test_a_profiled_update_is_compared_with_its_plan(hilore: Run, tmp_path: Path
     dump, plan = tmp_path / "dump", tmp_path / "plan.json"
     options: dict[str, Any] = {"plan": str(plan), "dump_dir": str(dump)}
     options["inductor"] = NAMED_KERNELS | {"fx_graph_cache": False}
-    model = seeded(Block)
-    loss: Any = torch.compile(lambda x: model(x).square().mean(), backend=backend, options=options)
+    model: Any = seeded(Block)
+
+    def update(x: torch.Tensor) -> Any:
+        return model(x).square().mean()
+
+    loss = torch.compile(update, backend=backend, options=options)
     x = torch.randn(2, 64, 64)
     loss(x).backward()
 
