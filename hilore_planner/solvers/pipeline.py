@@ -22,7 +22,7 @@ from hilore_planner.solvers.search import (
     search,
     start_refinement,
 )
-from hilore_planner.solvers.structure import Structure
+from hilore_planner.solvers.structure import Structure, analyse
 
 Engine = Literal["milp", "lp-repair"]
 
@@ -51,9 +51,12 @@ class Search:
             found = self._relaxed(goal, start)
             return replace(found, best=found.best or self._fenced(goal, limits))
         first = self._first(goal, limits, start)
-        if first.infeasible:
+        if first.infeasible or (
+            first.best and limits.close(goal.value(first.best.replay), first.bound)
+        ):
             return first
-        best = first.best or self._fenced(goal, limits) or self._relaxed(goal, None).best
+        best = self._lossless(goal, limits, first.best)
+        best = best or self._fenced(goal, limits) or self._relaxed(goal, None).best
         if best is None or limits.close(goal.value(best.replay), first.bound):
             return replace(first, best=best)
         found = search(goal, self.structure, self.refinement, limits, best)
@@ -132,6 +135,17 @@ class Search:
         repaired = repair(self.structure, rounded, goal.cap_bytes)
         known = [each for each in (start, repaired) if each is not None]
         return min(known, key=lambda each: goal.value(each.replay), default=None)
+
+    def _lossless(
+        self, goal: LeastTime, limits: Limits, best: Candidate | None
+    ) -> Candidate | None:
+        """The fastest placement without lossy copies, or ``best``: near the smallest caps it is soon found."""
+        if not any(self.structure.tainted):
+            return best
+        structure = analyse(replace(self.structure.problem, gradient_error=0.0))
+        lossless = Search(structure, start_refinement(structure), self.engine)
+        found = lossless.least_time(goal.cap_bytes, limits.part(_SHARE), best)
+        return found.best or best
 
     def _fenced(self, goal: LeastTime, limits: Limits) -> Candidate | None:
         """A placement that rebuilds no further ahead than it must to be under the cap."""
