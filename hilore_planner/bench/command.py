@@ -223,7 +223,9 @@ def codecs(
 def solver(
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Such as qwen2.5-7b; four of 24 to 126 layers if not given."),
+        typer.Option(
+            help="Such as qwen2.5-7b or qwen2.5-7b+lora16; of 24 to 126 layers if not given."
+        ),
     ] = None,
     plans: Annotated[
         Path, typer.Option(help="Folder of the models' plan files; missing ones are made there.")

@@ -25,8 +25,17 @@ from hilore_planner.solvers import PlacementProblem, Solution, solve, sweep
 Row = dict[str, Any]
 T = TypeVar("T")
 
-MODELS = ("qwen2.5-0.5b", "qwen2.5-3b", "llama-3.1-70b", "llama-3.1-405b")
-"""Of 24, 36, 80 and 126 layers."""
+MODELS = (
+    "qwen2.5-0.5b",
+    "qwen2.5-3b",
+    "llama-3.1-70b",
+    "llama-3.1-405b",
+    "llama-3.1-405b+lora16",
+)
+"""Of 24, 36, 80 and 126 layers; every weight is trained, or adapters of rank 16."""
+
+_LORA = "+lora"
+"""Between a model's name and the rank of its adapters."""
 
 COMPRESSED_ERROR = 0.02
 _DEVICE, _OPTIMIZER = "h200", "adamw"
@@ -60,7 +69,8 @@ def bench_solver(
     """Two rows for each model, exact and compressed.
 
     Args:
-        models: names that ``hilore plan`` knows.
+        models: names that ``hilore plan`` knows, with ``+lora16`` for adapters of rank 16, or those of
+            plan files in ``plans``.
         plans: folder of their plan files; those that are missing are made.
         caps: how many a sweep has.
         relative_gap: what is proven of every solution, if time allows.
@@ -96,7 +106,12 @@ def plan_of(model: str, plans: Path) -> PlacementPlan:
 
 def _traced(model: str) -> PlacementPlan:
     request = Request.parse(device=_DEVICE, optimizer=_OPTIMIZER, gradient_error=COMPRESSED_ERROR)
-    workload = Workload(model, _SEQUENCES, _PROMPT, _RESPONSE)
+    name, _, rank = model.partition(_LORA)
+    if rank and not rank.isdecimal():
+        raise OptionError(
+            f"model {model!r}: the rank of its adapters is {rank!r}; accepted: digits"
+        )
+    workload = Workload(name, _SEQUENCES, _PROMPT, _RESPONSE, lora=int(rank or 0))
     update = fake_update(workload)
     traced = trace(request, update.loss, *update.inputs)
     plan = traced.plan(_ROOMY_BYTES)

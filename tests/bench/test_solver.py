@@ -50,7 +50,8 @@ def test_plan_files_that_are_there_are_used(tmp_path: Path) -> None:
     assert "toy, exact: 4 layers, 21 units; first solve" in result.output
 
 
-def test_an_unknown_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="qwen9"):
-        plan_of("qwen9", tmp_path)
+@pytest.mark.parametrize("name", ["qwen9", "qwen9+lora8", "qwen2.5-0.5b+loramany"])
+def test_an_unknown_model_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="qwen9|'many'"):
+        plan_of(name, tmp_path)
     assert not list(tmp_path.iterdir())
