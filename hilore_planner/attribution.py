@@ -189,7 +189,7 @@ def _stretches(steps: Sequence[PricedStep], launched: Sequence[Launch]) -> Itera
     ):
         yield from _between(steps[step_at + 1 : step], launched[launch_at + 1 : launch])
         if step < len(steps):
-            yield _kind(steps[step].op), [steps[step]], [launched[launch]]
+            yield kind_of_op(steps[step].op), [steps[step]], [launched[launch]]
 
 
 def _aligned(first: Sequence[object], second: Sequence[object]) -> list[tuple[int, int]]:
@@ -220,13 +220,14 @@ def _between(steps: Sequence[PricedStep], launched: Sequence[Launch]) -> Iterato
     yield "fused", [s for s in steps if not s.op], [x for x in launched if x.is_generated]
     for step in steps:
         if step.op:
-            yield _kind(step.op), [step], []
+            yield kind_of_op(step.op), [step], []
     for launch in launched:
         if not launch.is_generated:
-            yield _kind(launch.name), [], [launch]
+            yield kind_of_op(launch.name), [], [launch]
 
 
-def _kind(op: str) -> str:
+def kind_of_op(op: str) -> str:
+    """``product``, ``attention`` or ``other``, by the name of an operator."""
     if op.endswith("mm"):
         return "product"
     return "attention" if "attention" in op else "other"
@@ -234,7 +235,7 @@ def _kind(op: str) -> str:
 
 def _identity(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
     """What an operator is whatever Inductor calls it: a product is its sizes, attention its direction."""
-    kind = _kind(op)
+    kind = kind_of_op(op)
     if kind == "product":
         first = 1 if "add" in op else 0  # what is added to
         return kind, *shapes[first : first + 2]

@@ -14,6 +14,7 @@ from hilore_planner.errors import HiloreError
 from hilore_planner.explain import explain as explain_plan
 from hilore_planner.offline.command import plan_command
 from hilore_planner.plan import PlacementPlan
+from hilore_planner.refine import refined
 from hilore_planner.render import records
 from hilore_planner.render.diff import diff as render_diff
 from hilore_planner.render.explain import explain as render_explanation
@@ -79,17 +80,26 @@ def solve(
         str | None, typer.Option(help="Such as 20GiB; the plan's own if not given.")
     ] = None,
     gradient_error: GradientError = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DUMP_DIR", help="With times as hilore_planner.profile measured them."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="OUT", help="Write the plan here.")
     ] = None,
     solver_seconds: SolverSeconds = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Solve a plan's problem for another memory cap or gradient error.
+    """Solve a plan's problem for another memory cap or gradient error, or with other times.
 
     Where nothing fits, OUT is written too: solving it for the smallest cap that something fits cannot fail.
     """
-    solved = PlacementPlan.load(plan).solve(
+    loaded = PlacementPlan.load(plan)
+    if profile is not None:
+        loaded = refined(loaded, profiled(profile))
+    solved = loaded.solve(
         memory_cap=memory_cap,
         gradient_error=gradient_error,
         solver_seconds=solver_seconds,
