@@ -7,7 +7,6 @@ much batches differ: a solver picks what seems to risk least, and of what was me
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -111,19 +110,13 @@ def profile_of(sampling: Sampling) -> RiskProfile:
     ratios = [trial.share / predicted for trial, predicted in tried]
     # What a batch's own norm has to do with it belongs into the margin: it is not known before the forward.
     norm = sampling.typical_norm
-    typical = math.log(
-        statistics.fmean(
-            ratio * trial.squared_norm / (trial.exposed * norm)
-            for ratio, (trial, _) in zip(ratios, tried, strict=True)
-        )
+    typical = statistics.fmean(
+        ratio * trial.squared_norm / (trial.exposed * norm)
+        for ratio, (trial, _) in zip(ratios, tried, strict=True)
     )
-    logs = [math.log(ratio) for ratio in ratios]
-    most = max(typical, *logs, statistics.fmean(logs) + _SURE * statistics.pstdev(logs))
+    most = max(typical, *ratios, statistics.fmean(ratios) + _SURE * statistics.pstdev(ratios))
     return msgspec.structs.replace(
-        raw,
-        trials=tuple(ratios),
-        additivity=math.exp(typical),
-        margin=math.exp(most - typical),
+        raw, trials=tuple(ratios), additivity=typical, margin=most / typical
     )
 
 
