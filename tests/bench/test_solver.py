@@ -52,6 +52,6 @@ def test_plan_files_that_are_there_are_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen9", "qwen9+lora8", "qwen2.5-0.5b+loramany"])
 def test_an_unknown_model_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="qwen9|'many'"):
+    with pytest.raises(OptionError, match=r"qwen9|'many'"):
         plan_of(name, tmp_path)
     assert not list(tmp_path.iterdir())
