@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hilore_planner.attempt import Attempt
+from hilore_planner.checking import workspaces
 from hilore_planner.compiling import RegionCompiler
 from hilore_planner.correction import Aim
 from hilore_planner.errors import HiloreError, PlanFileError
@@ -172,6 +173,7 @@ class PlanSource:
             aim=aim,
             head=head,
             loaded=loaded,
+            workspaces=workspaces(self.around),
         )
 
     def write(self, plan: PlacementPlan) -> None:

@@ -17,6 +17,13 @@ from hilore_planner.region import Surroundings
 log = logging.getLogger(__name__)
 
 
+def workspaces(around: Surroundings) -> MeasuredWorkspaces:
+    """What operations take on the device while they run, as far as it is known; the rest is measured when asked for."""
+    table = Path(compat.cache_folder()) / "hilore" / f"workspaces-{around.slug}.json"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    return MeasuredWorkspaces(around.device, table)
+
+
 def dry_peak(wrappers: Sequence[Wrapper], around: Surroundings) -> StepPeak | None:
     """The peak of one update; None, with a warning, where its code cannot be run dry."""
     forward = next((w for w in wrappers if not w.is_backward), None)
@@ -24,8 +31,6 @@ def dry_peak(wrappers: Sequence[Wrapper], around: Surroundings) -> StepPeak | No
     if forward is None or backward is None:
         log.warning("the peak of the compiled code is not checked: it was not captured")
         return None
-    table = Path(compat.cache_folder()) / "hilore" / f"workspaces-{around.slug}.json"
-    table.parent.mkdir(parents=True, exist_ok=True)
     inputs = forward.example_inputs
     try:
         return step_peak(
@@ -34,7 +39,7 @@ def dry_peak(wrappers: Sequence[Wrapper], around: Surroundings) -> StepPeak | No
             inputs,
             device=around.device,
             outside_bytes=max(0, around.base_bytes - _storage_bytes(inputs)),
-            workspaces=MeasuredWorkspaces(around.device, table),
+            workspaces=workspaces(around),
             updates=2,
         )
     except RegionError as error:

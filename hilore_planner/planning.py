@@ -28,11 +28,13 @@ from hilore_planner.passes.problem import build_problem
 from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
 from hilore_planner.passes.schedule import build_schedule
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit, build_units
+from hilore_planner.peak.dry_run import Workspaces
 from hilore_planner.plan import CHECKED, Figures, PlacementPlan, Provenance, UnitSource
 from hilore_planner.region import Surroundings
 from hilore_planner.sizes import format_bytes
 from hilore_planner.solvers import refigured, replay, solve
 from hilore_planner.solvers.problem import PlacementProblem, Solution
+from hilore_planner.transients import with_transients
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +97,12 @@ def plan_region(
     head: HeadPlan = NO_HEAD,
     loaded: PlacementPlan | None = None,
     must_fit: bool = True,
+    workspaces: Workspaces | None = None,
 ) -> PlannedRegion:
     """Build the region's problem and solve it, or check that a loaded plan fits it.
 
-    Without ``must_fit`` a plan for which nothing fits is returned all the same, and says so in its status.
+    Without ``workspaces`` nothing is counted for what attention takes while it runs. Without ``must_fit`` a plan for
+    which nothing fits is returned all the same, and says so in its status.
 
     Raises:
         InfeasibleError: no placement fits the cap.
@@ -111,6 +115,8 @@ def plan_region(
         graph, problem, program_ns = _priced(joint, costs, surroundings, options, cap_bytes)
     for what in costs.unmeasured:
         log.warning("priced by roofline: %s", what)
+    if workspaces is not None:
+        problem = with_transients(problem, graph.schedule, workspaces)
     problem = aim.correction.applied(problem)
     if loaded is None:
         problem, solution = _solved(problem, aim, options.solver_seconds)

@@ -144,7 +144,15 @@ class Region:
             around, parsed = surroundings(self.inputs), Options.parse(options)
             cap_bytes = parse_bytes(PLENTY)
             aim = Aim(cap_bytes)
-            planned = plan_region(joint, around, parsed, region="", aim=aim, head=head)
+            planned = plan_region(
+                joint,
+                around,
+                parsed,
+                region="",
+                aim=aim,
+                head=head,
+                workspaces=MeasuredWorkspaces("cpu"),
+            )
             found.append(planned.plan)
             raise RegionError("seen enough")
 
