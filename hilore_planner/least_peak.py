@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hilore_planner.solvers import solve
-from hilore_planner.solvers.problem import PlacementProblem, Solution
+from hilore_planner.solvers.problem import Bytes, PlacementProblem, Solution
 
 _STEPS = (0.02, 0.005)
 """Shares by which the cap is lowered, again and again, as long as something fits."""
@@ -24,20 +25,32 @@ def least_peak(
     sooner, so lower and lower caps are asked for from there on.
     """
     first = solve(replace(problem, memory_cap_bytes=1), time_limit_seconds=solver_seconds)
-    least_bytes, placement = first.smallest_feasible_cap_bytes, first.witness
+    least_bytes = first.smallest_feasible_cap_bytes
     if least_bytes is None:
         return problem, first
+    placement: Mapping[str, str] = first.witness
     for share in _STEPS:
-        found = first
-        while found is first or found.is_placed:
-            lower = replace(problem, memory_cap_bytes=round(least_bytes * (1 - share)))
-            found = solve(
-                lower,
-                time_limit_seconds=_SECONDS_SHARE * solver_seconds,
-                relative_gap=_ANY_GAP,
-                warm_start=placement,
-            )
-            if found.is_placed:
-                least_bytes, placement = found.peak_bytes, found.placement
+        least_bytes, placement = _lowered(problem, least_bytes, placement, share, solver_seconds)
     at_least = replace(problem, memory_cap_bytes=least_bytes)
     return at_least, solve(at_least, time_limit_seconds=solver_seconds, warm_start=placement)
+
+
+def _lowered(
+    problem: PlacementProblem,
+    least_bytes: Bytes,
+    placement: Mapping[str, str],
+    share: float,
+    solver_seconds: float,
+) -> tuple[Bytes, Mapping[str, str]]:
+    """The peak, and its placement, below which lowering the cap by ``share`` finds none."""
+    while True:
+        cap_bytes = min(round(least_bytes * (1 - share)), least_bytes - 1)
+        found = solve(
+            replace(problem, memory_cap_bytes=cap_bytes),
+            time_limit_seconds=_SECONDS_SHARE * solver_seconds,
+            relative_gap=_ANY_GAP,
+            warm_start=placement,
+        )
+        if not found.is_placed:
+            return least_bytes, placement
+        least_bytes, placement = found.peak_bytes, found.placement
