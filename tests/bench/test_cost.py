@@ -94,6 +94,7 @@ def row(time_ms: float, predicted_ms: float) -> dict[str, object]:
         "setting": "toy",
         "variant": "hilore exact",
         "cap_bytes": 2**20,
+        "first_call_seconds": 80.0,
         "queued_time_ms": time_ms,
         "predicted_time_ns": round(1e6 * predicted_ms),
         "time_ratio": predicted_ms / time_ms,
@@ -119,7 +120,9 @@ def test_order_counts_pairs_that_are_apart() -> None:
 
 def test_a_summary_says_ratios_order_planning_and_the_largest_difference() -> None:
     failed = {"setting": "toy", "variant": "hilore exact", "error": "InfeasibleError: ..."}
-    text = "\n".join(summary([row(100.0, 98.0), row(110.0, 111.1), failed]))
+    plain = {"setting": "toy", "variant": "inductor", "first_call_seconds": 70.0}
+    text = "\n".join(summary([plain, row(100.0, 98.0), row(110.0, 111.1), failed]))
+    assert "first call 70 s without a plan, 80 s with the first" in text
     assert "2 of 3 plans; predicted/measured time 0.980 to 1.010" in text
     assert "1 of 1 pairs" in text
     assert "planning 2.0% to 2.0%" in text
