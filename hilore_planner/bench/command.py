@@ -161,6 +161,7 @@ def head(
     settings = [setting_named(name) for name in update or []]
     counts = tuple(chunks or (4, 8))
     rows = bench_head(shapes, counts, device=device, repeats=repeats, side_by_side=side_by_side)
+    write_record(output, rows, device=device)  # what is cut short leaves what it has
     rows += bench_update(settings, device=device, side_by_side=side_by_side)
     write_record(output, rows, device=device)
     print("\n".join(summary(rows)))
