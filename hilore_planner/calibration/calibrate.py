@@ -36,6 +36,10 @@ _SURE = 2.5
 """Standard deviations from a typical batch to one that is hardly ever exceeded."""
 
 
+_LEAST, _MOST = 1e-7, 0.04
+"""Squared gradient errors of placements that show anything: below is rounding, above errors are not proportional."""
+
+
 def calibrate(
     update: Callable[..., Any],
     batches: Iterable[Batch],
@@ -104,7 +108,7 @@ def profile_of(sampling: Sampling) -> RiskProfile:
     )
     model = CalibratedRisk(raw, sampling.graph)
     tried = [(trial, model.typical(trial.placement)) for trial in sampling.trials]
-    tried = [(trial, predicted) for trial, predicted in tried if predicted and trial.share]
+    tried = [(trial, predicted) for trial, predicted in tried if _LEAST < predicted < _MOST]
     if not tried:
         return raw
     ratios = [trial.share / predicted for trial, predicted in tried]

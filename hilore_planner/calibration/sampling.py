@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from hilore_planner.calibration.classes import UnitClass, kept_classes, rebuilt_classes, sources
 from hilore_planner.calibration.interpret import Change, JointInterpreter
@@ -20,8 +21,8 @@ from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
 _TRIALS = 3
 """Placements tried on each batch."""
-_LEAST_PART = 0.3
-"""Of the classes, kept by a codec in a placement that is tried: plans keep many, and few show mostly their own luck."""
+_TRIED_ERRORS = (2e-3, 0.1)
+"""Gradient errors that placements which are tried are meant to have: those of plans, and still proportional."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +208,12 @@ class Sampling:
         self.trials.append(Trial(placement, share, batch.squared_norm, batch.exposed))
 
     def _likely_placement(self, codec: str) -> dict[str, str]:
-        """What a solver might choose: some of the classes that risk least for their bytes are kept by ``codec``.
+        """What a solver might choose: the classes that risk least for their bytes are kept by ``codec``.
 
         Of the other kinds of units some are stored, and some made again.
         """
-        cheap = self._cheapest(codec, self.draw.uniform(_LEAST_PART, 1.0))
+        least, most = (math.log(error) for error in _TRIED_ERRORS)
+        cheap = self._cheapest(codec, math.exp(2 * self.draw.uniform(least, most)))
         actions: dict[str, str] = {}
         placement: dict[str, str] = {}
         for name, unit in self.graph.units.items():
@@ -227,20 +229,21 @@ class Sampling:
                 placement[name] = actions[kind] if can_recompute else "store"
         return placement
 
-    def _cheapest(self, codec: str, part: float) -> set[str]:
-        """Units of a part of the classes: those whose copies by ``codec`` risk least for their bytes."""
+    def _cheapest(self, codec: str, budget: float) -> set[str]:
+        """Units of the classes whose copies by ``codec`` risk least for their bytes, together up to ``budget``."""
         probe = codec if codec in self.probes else self._probe_of(codec)
-        found: list[tuple[float, list[str]]] = []
+        found: list[tuple[float, float, list[str]]] = []
         for unit_class in self.kept:
             units = [unit for unit in unit_class.units if (unit.name, codec) in self.errors]
             gain = self.gain(unit_class, probe)
             if units and gain is not None:
                 risk = gain * sum(self.errors[unit.name, codec][-1] for unit in units)
                 size_bytes = sum(unit.kept_bytes for unit in units)
-                found.append((risk / size_bytes, [unit.name for unit in units]))
+                found.append((risk / size_bytes, risk, [unit.name for unit in units]))
         found.sort()
-        chosen = found[: math.ceil(part * len(found))]
-        return {name for _, names in chosen for name in names}
+        risks = accumulate(risk for _, risk, _ in found)
+        chosen = (names for (_, _, names), sum_ in zip(found, risks, strict=True) if sum_ <= budget)
+        return {name for names in chosen for name in names}
 
     def _probe_of(self, codec: str) -> str:
         """The codec whose gains stand for those of ``codec``."""
