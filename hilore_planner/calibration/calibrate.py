@@ -12,32 +12,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import torch
-from torch.fx import Node
 
 from hilore_planner.calibration.capture import CapturedUpdate
-from hilore_planner.calibration.classes import UnitClass
+from hilore_planner.calibration.estimate import summed_risks
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
-from hilore_planner.calibration.profile import ClassRisk, RiskProfile
+from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.calibration.progress import shown
 from hilore_planner.calibration.rows import SequenceWeights
-from hilore_planner.calibration.sampling import Sampling
+from hilore_planner.calibration.sampling import Sampling, is_telling
 from hilore_planner.errors import OptionError
 from hilore_planner.grpo.exposure import Exposure
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings
-from hilore_planner.passes.ops import tensor
 
 Batch = Sequence[Any]
 ExposureOf = Callable[[Batch], Exposure]
 
 _SURE = 2.5
 """Standard deviations from a typical batch to one that is hardly ever exceeded."""
-
-
-_LEAST, _MOST = 1e-7, 0.04
-"""Squared gradient errors of placements that show anything: below is rounding, above errors are not proportional."""
 
 
 def calibrate(
@@ -64,7 +57,7 @@ def calibrate(
         progress: show what is being measured.
 
     Raises:
-        OptionError: no batch, one without a gradient, or a number below one.
+        OptionError: no batch, one without a gradient, a number below one, or codecs that are all too coarse.
         RegionError: the update is not one graph with a scalar loss, draws random numbers, or changes its shapes.
     """
     for name, value in (("depth_buckets", depth_buckets), ("perturbed_batches", perturbed_batches)):
@@ -92,23 +85,15 @@ def calibrate(
 
 def profile_of(sampling: Sampling) -> RiskProfile:
     """The profile that measurements give."""
-    kept = (_risk(sampling, c, _own_errors) for c in sampling.kept)
-    rebuilt = (_risk(sampling, c, _source_errors) for c in sampling.rebuilt)
-    raw = RiskProfile(
-        kept=tuple(risk for risk in kept if risk.gains),
-        rebuilt=tuple(risk for risk in rebuilt if risk.gains),
-        trials=(),
-        additivity=1.0,
-        margin=1.0,
-        shares=tuple(statistics.fmean(places) for places in zip(*sampling.shares, strict=True)),
-        batches=sampling.batches,
-        codecs=sampling.codecs,
-        torch=str(torch.__version__),
-        device=_device_name(sampling.interpreter.joint.primals),
-    )
+    raw = summed_risks(sampling)
     model = CalibratedRisk(raw, sampling.graph)
     tried = [(trial, model.typical(trial.placement)) for trial in sampling.trials]
-    tried = [(trial, predicted) for trial, predicted in tried if _LEAST < predicted < _MOST]
+    tried = [(trial, predicted) for trial, predicted in tried if is_telling(predicted)]
+    if not tried and raw.kept:
+        raise OptionError(
+            f"no placement by codecs {', '.join(raw.codecs)} has a gradient error that could be measured and is below "
+            "20%; accepted: finer codecs, or batches of a model that is trained"
+        )
     if not tried:
         return raw
     ratios = [trial.share / predicted for trial, predicted in tried]
@@ -122,39 +107,3 @@ def profile_of(sampling: Sampling) -> RiskProfile:
     return msgspec.structs.replace(
         raw, trials=tuple(ratios), additivity=typical, margin=most / typical
     )
-
-
-def _risk(
-    sampling: Sampling,
-    unit_class: UnitClass,
-    errors: Callable[[Sampling, UnitClass, str], list[float]],
-) -> ClassRisk:
-    codecs = sampling.codecs
-    gains = ((name, sampling.gain(unit_class, name)) for name in codecs)
-    return ClassRisk(
-        kind=unit_class.kind,
-        first_layer=unit_class.first_layer,
-        last_layer=unit_class.last_layer,
-        units=len(unit_class.units),
-        gains={name: gain for name, gain in gains if gain is not None},
-        errors={
-            name: statistics.fmean(e)
-            for name in codecs
-            if (e := errors(sampling, unit_class, name))
-        },
-    )
-
-
-def _own_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> list[float]:
-    found = (sampling.errors.get((unit.name, codec), ()) for unit in unit_class.units)
-    return [error for errors in found for error in errors]
-
-
-def _source_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> list[float]:
-    return [sampling.source_error(unit, codec) for unit in unit_class.units]
-
-
-def _device_name(primals: Sequence[Node]) -> str:
-    devices = {value.device for node in primals if (value := tensor(node)) is not None}
-    device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from hilore_planner.calibration.classes import UnitClass, kept_classes, rebuilt_classes, sources
+from hilore_planner.calibration.estimate import summed_risks
 from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch, amplification, change_by
+from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import family
 from hilore_planner.calibration.progress import Steps
 from hilore_planner.codec_names import DROP, STORE, read_tiers
@@ -23,6 +25,12 @@ _TRIALS = 3
 """Placements tried on each batch."""
 _TRIED_ERRORS = (2e-3, 0.1)
 """Gradient errors that placements which are tried are meant to have: those of plans, and still proportional."""
+
+
+_DRAWS = 50
+"""Placements drawn until one is worth measuring."""
+_LEAST, _MOST = 1e-9, 0.04
+"""Squared gradient errors that show something of plans: below is rounding, above errors are not in proportion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +206,16 @@ class Sampling:
         return [of for of in sources(self.graph, unit) if (of.name, codec) in self.errors]
 
     def _try(self, batch: MeasuredBatch) -> None:
-        """Measure a placement as it would be run."""
-        codec = self.draw.choice(self.codecs)
-        placement = self._likely_placement(codec)
+        """Measure a placement as it would be run, if one is drawn that shows something."""
+        model = CalibratedRisk(summed_risks(self), self.graph)
+        for _ in range(_DRAWS):
+            codec = self.draw.choice(self.codecs)
+            placement = self._likely_placement(codec)
+            if is_telling(model.typical(placement)):
+                break
+        else:
+            self.steps.done()
+            return
         kept = [name for name, action in placement.items() if action.startswith("compress:")]
         makers = self.interpreter.makers
         rebuilt = [name for name, do in placement.items() if do == "recompute" and name in makers]
@@ -214,19 +229,19 @@ class Sampling:
         """
         least, most = (math.log(error) for error in _TRIED_ERRORS)
         cheap = self._cheapest(codec, math.exp(2 * self.draw.uniform(least, most)))
-        actions: dict[str, str] = {}
+        part, again = self.draw.random(), dict[str, bool]()
         placement: dict[str, str] = {}
         for name, unit in self.graph.units.items():
-            can_recompute = unit.can_recompute and not unit.forced
             kind = unit.origin.kind
-            if kind not in actions:
-                actions[kind] = self.draw.choice(["recompute", "store"])
+            if kind not in again:
+                again[kind] = self.draw.random() < part
             if not unit.can_store:
                 placement[name] = "recompute"
             elif name in cheap:
                 placement[name] = f"compress:{codec}"
             else:
-                placement[name] = actions[kind] if can_recompute else "store"
+                is_again = again[kind] and unit.can_recompute and not unit.forced
+                placement[name] = "recompute" if is_again else "store"
         return placement
 
     def _cheapest(self, codec: str, budget: float) -> set[str]:
@@ -248,6 +263,11 @@ class Sampling:
     def _probe_of(self, codec: str) -> str:
         """The codec whose gains stand for those of ``codec``."""
         return next(probe for probe in self.probes if family(probe) == family(codec))
+
+
+def is_telling(squared_error: float) -> bool:
+    """Whether a placement of this predicted squared gradient error shows something of those that plans have."""
+    return _LEAST < squared_error < _MOST
 
 
 def _is_read(unit_class: UnitClass) -> bool:

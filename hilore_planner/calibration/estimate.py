@@ -1,0 +1,71 @@
+"""The profile that measurements of single classes give, before whole placements are compared with it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from hilore_planner.calibration.classes import UnitClass
+from hilore_planner.calibration.profile import ClassRisk, RiskProfile
+from hilore_planner.passes.ops import tensor
+
+if TYPE_CHECKING:
+    from hilore_planner.calibration.sampling import Sampling
+
+
+def summed_risks(sampling: Sampling) -> RiskProfile:
+    """Gains and errors of every class; risks add up, and batches are alike."""
+    kept = (_risk(sampling, c, _own_errors) for c in sampling.kept)
+    rebuilt = (_risk(sampling, c, _source_errors) for c in sampling.rebuilt)
+    return RiskProfile(
+        kept=tuple(risk for risk in kept if risk.gains),
+        rebuilt=tuple(risk for risk in rebuilt if risk.gains),
+        trials=(),
+        additivity=1.0,
+        margin=1.0,
+        shares=tuple(statistics.fmean(places) for places in zip(*sampling.shares, strict=True)),
+        batches=sampling.batches,
+        codecs=sampling.codecs,
+        torch=str(torch.__version__),
+        device=_device_name(sampling.interpreter.joint.primals),
+    )
+
+
+def _risk(
+    sampling: Sampling,
+    unit_class: UnitClass,
+    errors: Callable[[Sampling, UnitClass, str], list[float]],
+) -> ClassRisk:
+    codecs = sampling.codecs
+    gains = ((name, sampling.gain(unit_class, name)) for name in codecs)
+    return ClassRisk(
+        kind=unit_class.kind,
+        first_layer=unit_class.first_layer,
+        last_layer=unit_class.last_layer,
+        units=len(unit_class.units),
+        gains={name: gain for name, gain in gains if gain is not None},
+        errors={
+            name: statistics.fmean(e)
+            for name in codecs
+            if (e := errors(sampling, unit_class, name))
+        },
+    )
+
+
+def _own_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> list[float]:
+    found = (sampling.errors.get((unit.name, codec), ()) for unit in unit_class.units)
+    return [error for errors in found for error in errors]
+
+
+def _source_errors(sampling: Sampling, unit_class: UnitClass, codec: str) -> list[float]:
+    return [sampling.source_error(unit, codec) for unit in unit_class.units]
+
+
+def _device_name(primals: Sequence[Node]) -> str:
+    devices = {value.device for node in primals if (value := tensor(node)) is not None}
+    device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
