@@ -24,7 +24,9 @@ _COPIED_BYTES = 2**28
 """Of one copy: some times an L2 cache."""
 _CALL_PER_COPIES = 3
 """Time of a call, as a multiple of that of the copies before it."""
-_STEADY_SECONDS = 0.03
+_STEADY_SECONDS = 0.2
+"""How long what takes some time is run before it is timed: power limits follow within a tenth of a second."""
+_LONG_NS = 100_000
 _BATCH_SECONDS = 0.01
 _BATCHES = 3
 _MOST_LAUNCHES = 100
@@ -82,7 +84,7 @@ class _Queue:
         turns = round(1e9 * _BATCH_SECONDS / (call_ns + copies * copy_ns))
         turns = max(2, min(turns, _MOST_LAUNCHES // (1 + copies)))
         start = time.perf_counter()
-        while time.perf_counter() - start < _STEADY_SECONDS:
+        while call_ns >= _LONG_NS and time.perf_counter() - start < _STEADY_SECONDS:
             self._batch_ns(turns, copies)
         return round(max(1.0, _quietest(self._tried(turns, copies) for _ in range(_TRIES))))
 

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule
 
 from hilore_planner.errors import RegionError
 from hilore_planner.offline.attention import set_attention
-from hilore_planner.offline.gpu_form import single_products
+from hilore_planner.offline.gpu_form import as_on_gpu
 from hilore_planner.partitioner import unplannable
 from hilore_planner.passes import compat
 from hilore_planner.passes.devices import AttentionKernel
@@ -92,7 +92,7 @@ class _Capturer(compat.CustomPartitionerFn):
         self.reason = unplannable(gm, joint_inputs, outputs)
         if not self.reason:
             if self.attention != "cpu":
-                single_products(gm)
+                as_on_gpu(gm)
             self.found = Capture(gm, outputs, static, self.inputs, self.region)
         raise _CapturedError
 

@@ -9,8 +9,15 @@ import torch
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes.ops import tensor
+from hilore_planner.passes.schedule import ON_GPU
 
 aten = torch.ops.aten
+
+
+def as_on_gpu(gm: GraphModule) -> None:
+    """Make a graph traced on the CPU what a GPU's would be, in place; also for all that asks where it runs."""
+    gm.meta[ON_GPU] = True
+    single_products(gm)
 
 
 def single_products(gm: GraphModule) -> None:

@@ -78,10 +78,16 @@ def _worker(node: Node) -> Node:
     return node
 
 
+ON_GPU = "hilore_on_gpu"
+"""Metadata key of a module whose graph is for a GPU, whatever device its values have."""
+
+
 def is_joined(node: Node) -> bool:
     """Whether Inductor writes a value part by part into a buffer: what ``cat`` joins on the CPU."""
-    value = tensor(node)
-    return op_name(node) == "cat" and value is not None and value.device.type == "cpu"
+    value, module = tensor(node), node.graph.owning_module
+    if value is None or op_name(node) != "cat" or value.device.type != "cpu":
+        return False
+    return module is None or not module.meta.get(ON_GPU)
 
 
 def build_schedule(joint: JointGraph) -> Schedule:
