@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hilore_planner.grpo.base import Traits as Traits
     from hilore_planner.grpo.batch import LossBatch as LossBatch
     from hilore_planner.grpo.batch import packed_batch as packed_batch
+    from hilore_planner.grpo.causal_lm import log_probs as log_probs
     from hilore_planner.grpo.dead_rows import LiveBatch as LiveBatch
     from hilore_planner.grpo.dead_rows import blocked_by as blocked_by
     from hilore_planner.grpo.dead_rows import drop_dead as drop_dead
@@ -39,6 +40,7 @@ _NAMES = {
     "advantages": ("AdvantageScheme", "group_advantages", "zero_constant_groups"),
     "base": ("PolicyLoss", "Traits"),
     "batch": ("LossBatch", "packed_batch"),
+    "causal_lm": ("log_probs",),
     "dead_rows": ("LiveBatch", "blocked_by", "drop_dead"),
     "exposure": ("Exposure",),
     "masks": ("importance_weights", "mask_truncated"),

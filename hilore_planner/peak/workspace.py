@@ -133,8 +133,11 @@ def _random_like(tensor: torch.Tensor) -> torch.Tensor:
     real = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
+    # Elements of an expanded tensor lie on each other and cannot be written through it.
+    memory = real.as_strided((real.untyped_storage().nbytes() // real.itemsize,), (1,))
     is_plain = tensor.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    return real.normal_() if is_plain else real.zero_()
+    _ = memory.normal_() if is_plain else memory.zero_()
+    return real
 
 
 def _read_table(path: Path, owner: Mapping[str, Any]) -> dict[str, int]:

@@ -28,6 +28,13 @@ def test_attention_takes_more_than_it_returns_and_fake_tensors_do() -> None:
     assert real == fake > 0
 
 
+def test_arguments_may_be_expanded() -> None:
+    """A mask of one sequence's size that is read for each of many; its elements lie on each other."""
+    q, mask = heads().repeat(2, 1, 1, 1), torch.zeros(1, 1, 256, 256).expand(2, 2, 256, 256)
+    taken = MeasuredWorkspaces("cpu").transient_bytes(FLASH, (q, q, q), {"attn_mask": mask})
+    assert taken > 0
+
+
 def test_an_operation_without_workspace_takes_none() -> None:
     x = torch.randn(64, 64)
     workspaces = MeasuredWorkspaces("cpu")
