@@ -12,7 +12,7 @@ placement could recompute from it on: with layers chained to layers, all through
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hilore_planner.solvers.problem import NEVER, Bytes, PositionIndex, Unit
 
@@ -53,30 +53,20 @@ def heirs_of(
         not unit.read_at and demand != NEVER for unit, demand in zip(units, latest, strict=True)
     ]
     heirs: list[tuple[Heir, ...]] = [()] * len(units)
-    share_bytes = [0] * len(units)
+    shared_bytes = [unit.rebuilt_bytes for unit in units]
     for u in reversed(range(len(units))):
-        size_bytes = units[u].rebuilt_bytes
-        if is_interior[u]:
-            found = _heirs_of_one(rebuilders[u], latest, heirs, share_bytes)
-            most_bytes = units[u].kept_bytes // len(found)
-            heirs[u] = tuple(
-                replace(heir, size_bytes=min(heir.size_bytes, most_bytes)) for heir in found
-            )
-            size_bytes = min(size_bytes, *(heir.size_bytes for heir in found))
-        # Its interior parents may be kept side by side: each has a share of what it is good for.
-        share_bytes[u] = size_bytes // max(sum(is_interior[p] for p in parents[u]), 1)
+        if not is_interior[u]:
+            continue
+        found = []
+        for v in rebuilders[u]:
+            until = min((heir.until for heir in heirs[v]), default=latest[v] - 1)
+            chain = frozenset({v}).union(*(heir.chain for heir in heirs[v]))
+            # Its interior parents may be kept side by side: each has a share of its bytes. Dear ones
+            # have most, being those that are worth keeping.
+            weights = {p: max(units[p].recompute_ns, 1) for p in parents[v] if is_interior[p]}
+            share_bytes = shared_bytes[v] * weights[u] // sum(weights.values())
+            size_bytes = min(share_bytes, units[u].kept_bytes // len(rebuilders[u]))
+            found.append(Heir(v, size_bytes, until, chain))
+        heirs[u] = tuple(found)
+        shared_bytes[u] = min(shared_bytes[u], *(heir.size_bytes for heir in found))
     return tuple(heirs)
-
-
-def _heirs_of_one(
-    readers: Sequence[int],
-    latest: Sequence[PositionIndex],
-    heirs: Sequence[tuple[Heir, ...]],
-    share_bytes: Sequence[Bytes],
-) -> list[Heir]:
-    found = []
-    for v in readers:
-        until = min((heir.until for heir in heirs[v]), default=latest[v] - 1)
-        chain = frozenset({v}).union(*(heir.chain for heir in heirs[v]))
-        found.append(Heir(v, share_bytes[v], until, chain))
-    return found
