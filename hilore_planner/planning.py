@@ -101,7 +101,7 @@ def plan_region(
 ) -> PlannedRegion:
     """Build the region's problem and solve it, or check that a loaded plan fits it.
 
-    Without ``workspaces`` nothing is counted for what attention takes while it runs. Without ``must_fit`` a plan for
+    Without ``workspaces`` nothing is counted for what operations take while they run. Without ``must_fit`` a plan for
     which nothing fits is returned all the same, and says so in its status.
 
     Raises:

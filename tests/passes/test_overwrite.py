@@ -5,7 +5,7 @@ import torch
 
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.overwrite import fixed_bytes, overwritten, temporaries
-from hilore_planner.passes.schedule import build_schedule, held_values
+from hilore_planner.passes.schedule import ON_GPU, build_schedule, held_values
 from hilore_planner.passes.units import build_units
 from tests.passes.programs import HandMade
 
@@ -88,3 +88,25 @@ def test_a_product_is_written_over_what_backward_reads_last(op: str, saved_bytes
     whole = fixed_bytes(joint, schedule, 0, graph.endings())
     # Whether a is kept or made again, it is there when k is made, and k then takes its place.
     assert whole == [*alone[:3], alone[3] - saved_bytes, alone[4]]
+
+
+@pytest.mark.parametrize(("is_on_gpu", "count"), [(False, 0), (True, 1)])
+def test_what_is_written_part_by_part_is_written_over_nothing_on_the_cpu(
+    is_on_gpu: bool, count: int
+) -> None:
+    """a = x w, b = the halves of a the other way round, c = b w, d = c w."""
+    hand = HandMade()
+    x, w = hand.input("primals_1", 64, 64), hand.input("primals_2", 64, 64)
+    tangent = hand.input("tangents_1", 64, 64)
+    a = hand.call(aten.mm.default, x, w)
+    left = hand.call(aten.slice.Tensor, a, 1, 0, 32)
+    right = hand.call(aten.slice.Tensor, a, 1, 32, 64)
+    b = hand.call(aten.cat.default, [right, left], 1)
+    c = hand.call(aten.mm.default, b, w)
+    d = hand.call(aten.mm.default, c, w)
+    g = hand.call(aten.mm.default, tangent, w, tag="is_backward")
+    joint = hand.joint([d], [g], parameters=[1])
+    joint.gm.meta[ON_GPU] = is_on_gpu
+    schedule = build_schedule(joint)
+    held = tuple(held_values(joint, schedule))
+    assert len(overwritten(schedule, held, temporaries(schedule, held))) == count
