@@ -56,6 +56,10 @@ class SolverLimitError(NoPlacementError):
     """The time limit passed before any placement was found for the cap, or shown not to exist."""
 
 
+class SolverError(HiloreError):
+    """The linear solver gave up on a program, as on one whose numbers are too far apart."""
+
+
 class RegionError(HiloreError):
     """A region of the program that cannot be planned; the message says why."""
 

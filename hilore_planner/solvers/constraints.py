@@ -74,7 +74,9 @@ def add_risk(model: LinearModel, variables: Variables) -> None:
             terms.append((column, form.risk / structure.risk_budget))
         if u in variables.inexact:
             risk = structure.problem.units[u].inexact_risk
-            terms.append((variables.inexact[u], risk / structure.risk_budget))
+            # Where it is over the budget its column is closed, and HiGHS refuses numbers far above 1.
+            if risk <= structure.risk_budget:
+                terms.append((variables.inexact[u], risk / structure.risk_budget))
     model.row("risk[]", terms, upper=1.0 - variables.refinement.guard_risk)
 
 

@@ -20,6 +20,8 @@ from typing import Literal
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
 
+from hilore_planner.errors import SolverError
+
 Column = int
 Term = tuple[Column, float]
 _STDOUT, _STDERR = 1, 2
@@ -115,6 +117,9 @@ def solve_linear(
         relative_gap: stop once the incumbent is proven this close.
         deadline: ``time.monotonic()`` at which to stop.
         hint: values to start from.
+
+    Raises:
+        SolverError: HiGHS gave up on it.
     """
     program = mathopt.Model.from_model_proto(model.to_proto(relaxed=relaxed))
     variables = list(program.variables())
@@ -126,10 +131,21 @@ def solve_linear(
         values = {variables[column]: value for column, value in hint.items()}
         model_params.solution_hints.append(mathopt.SolutionHint(variable_values=values))
     with _stdout_to_stderr():
-        result = mathopt.solve(
-            program, mathopt.SolverType.HIGHS, params=params, model_params=model_params
-        )
+        try:
+            result = mathopt.solve(
+                program, mathopt.SolverType.HIGHS, params=params, model_params=model_params
+            )
+        except Exception as error:  # of many types, and some versions fail to tell their own
+            raise SolverError(_refused(model, error)) from error
     return _read(result, variables)
+
+
+def _refused(model: LinearModel, error: Exception) -> str:
+    sizes = [abs(value) for _, _, value in model.entries]
+    return (
+        f"HiGHS gave up on a program of {len(model.column_names)} columns and {len(model.row_names)} rows, whose "
+        f"coefficients go from {min(sizes, default=0):.3g} to {max(sizes, default=0):.3g}: {error.__context__ or error}"
+    )
 
 
 @contextmanager

@@ -118,7 +118,8 @@ def test_rebuilding_from_something_inexact_is_charged() -> None:
     # Two routes under 5 bytes: a compressed and b rebuilt from it, at risk 0.25 + 0.5; or both
     # rebuilt, for 51.
     lossy = CompressedForm("int8", kept_bytes=1, encode_ns=0, decode_ns=0, risk=0.25)
-    for inexact_risk, error, time_ns in ((0.5, 0.8, 51), (0.5, 0.9, 1), (2.0, 0.8, 51)):
+    cases = ((0.5, 0.8, 51), (0.5, 0.9, 1), (2.0, 0.8, 51), (1e30, 0.8, 51))
+    for inexact_risk, error, time_ns in cases:
         units = [
             unit("a", 10, 50, codecs=(lossy,)),
             unit("b", 10, 1, ("a",), (1,), inexact_risk=inexact_risk),
