@@ -80,7 +80,7 @@ def _compile(
     asked = {**(compat.mode_options(mode) if mode else {}), **options.inductor}
     if not _has_backward(inputs):
         return compat.compile_graph(gm, inputs, asked)  # type: ignore[no-any-return]
-    patches = {**_KEEP_PLACE, **asked}
+    patches = {**_KEEP_PLACE, **(compat.WHOLE_COPIES if _may_compress(options) else {}), **asked}
     around = surroundings(inputs)
     cap = options.resolve(
         around.total_bytes,
@@ -187,6 +187,26 @@ def _has_backward(inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
     )
+
+
+def _may_compress(options: Options) -> bool:
+    """Whether an error is allowed, by the options or by a plan file that is to be followed."""
+    if options.gradient_error > 0:
+        return True
+    return any(_allowed_error(path) > 0 for path in _given_files(options.plan))
+
+
+def _given_files(path: Path | None) -> list[Path]:
+    if path is None:
+        return []
+    return [path, *path.parent.glob(f"{path.stem}-*{path.suffix}")]
+
+
+def _allowed_error(path: Path) -> float:
+    try:
+        return PlacementPlan.load(path).problem.gradient_error
+    except PlanFileError:
+        return 0.0  # planning meets it again, and says so or replaces it
 
 
 def _plan_file(path: Path | None, graph: str) -> Path | None:

@@ -19,6 +19,7 @@ from torch.nn.functional import silu
 from hilore_planner.bench.runner import Row
 from hilore_planner.bench.trial import time_ms
 from hilore_planner.codec_names import KNOWN_CODECS
+from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import Codec, Rounding, codec_named
 
 SEED = 0
@@ -162,8 +163,9 @@ def _runs(kernels: _Kernels, codec: Codec | None, gradient: Tensor) -> Iterator[
         kept = tuple(x[0] if codec is None else codec.decode(x, dtype) for x in parts)
         return kernels.backward(kept, gradient)
 
-    run_forward = torch.compile(forward, dynamic=False)
-    run_backward = torch.compile(backward, dynamic=False)
+    settings: dict[str, Any] = {**compat.WHOLE_COPIES}
+    run_forward = torch.compile(forward, dynamic=False, options=settings)
+    run_backward = torch.compile(backward, dynamic=False, options=settings)
     _, parts = run_forward(*kernels.inputs)
     yield lambda: run_forward(*kernels.inputs)
     yield lambda: run_backward(parts, gradient)

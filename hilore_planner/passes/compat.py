@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hilore_planner.passes.compat_compile import (
+    WHOLE_COPIES,
     compile_alone,
     observe_compiled_graphs,
     start_compilers,
@@ -33,6 +34,7 @@ from hilore_planner.passes.compat_compile import (
 from hilore_planner.passes.compat_ops import added_mm, held_after, wide_mm
 
 __all__ = [
+    "WHOLE_COPIES",
     "CustomPartitionerFn",
     "added_mm",
     "compile_alone",

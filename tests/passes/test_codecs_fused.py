@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hilore_planner.passes.codecs import Codec, codec_named
+from hilore_planner.passes import compat
+from hilore_planner.passes.codecs import Codec, Rounding, codec_named
 from hilore_planner.peak import capture_wrappers
 
 pytestmark = pytest.mark.compat
@@ -36,7 +37,7 @@ def _compiled(function: Callable[..., Tensors], *inputs: torch.Tensor) -> tuple[
     """What the compiled function gives, and how many kernels it has."""
     torch._dynamo.reset()
     with capture_wrappers() as wrappers:
-        result = torch.compile(function, dynamic=False)(*inputs)
+        result = torch.compile(function, dynamic=False, options={**compat.WHOLE_COPIES})(*inputs)
     (wrapper,) = wrappers
     return result, len(_KERNEL.findall(Path(wrapper.path).read_text()))
 
@@ -100,3 +101,22 @@ def test_values_read_together_are_encoded_together(device: str) -> None:
     square = [_value(device, seed).nan_to_num()[:, :64].bfloat16() for seed in range(3)]
     _, kernels = _compiled(forward, *(x.contiguous() for x in square))
     assert kernels == 1
+
+
+@devices
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_tiers_are_decoded_straight_to_their_rows(device: str, rounding: Rounding) -> None:
+    """Whatever else is as large as the decoded value would be alive beside it."""
+    codec = codec_named("int8[:4/16x16]+int6", rounding)
+    x = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)).to(device)
+    parts = codec.encode(x)
+
+    def decoded(*parts: torch.Tensor) -> Tensors:
+        return (codec.decode(parts, torch.float32).t() @ x,)
+
+    with capture_wrappers() as wrappers:
+        torch._dynamo.reset()
+        torch.compile(decoded, dynamic=False, options={**compat.WHOLE_COPIES})(*parts)
+    (wrapper,) = wrappers
+    made = re.findall(r"(?m)^ +\w+ = empty_strided_\w+\(", Path(wrapper.path).read_text())
+    assert len(made) == 2  # the value, and the product
