@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from hilore_planner.checking import workspaces
 from hilore_planner.correction import Aim
 from hilore_planner.errors import OptionError
 from hilore_planner.offline.capture import Capture, Update, capture
@@ -71,6 +72,8 @@ class Traced:
     options: Options
     cap_bytes: int
     """The cap that was asked for."""
+    is_here: bool = False
+    """Whether the device is one that this process can measure on: that of the inputs."""
 
     def plan(self, cap_bytes: int | None, *, must_fit: bool = True) -> PlacementPlan:
         """Decide about the head, then solve; None: for the least peak there is.
@@ -97,6 +100,7 @@ class Traced:
             aim=Aim(cap_bytes),
             head=head,
             must_fit=must_fit,
+            workspaces=workspaces(self.surroundings) if self.is_here else None,
         )
         origin = planned.plan.provenance
         unchecked = replace(origin, options=origin.options | {CHECKED: "no"})
@@ -149,4 +153,4 @@ def trace(request: Request, update: Update, *example_inputs: Any) -> Traced:
         around.usable_bytes,
         auto_reserved_bytes=around.pending_optimizer_bytes,
     )
-    return Traced(captured, around, asked, cap_bytes)
+    return Traced(captured, around, asked, cap_bytes, is_here=profile is None)
