@@ -16,8 +16,7 @@ from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.fusion import Fusion, fuse
-from hilore_planner.passes.kernels import Kernel, work_readers
-from hilore_planner.passes.ops import OpKind, is_reduction, kind_of, tensor
+from hilore_planner.passes.ops import OpKind, is_reduction, kind_of, tensor, work_readers
 from hilore_planner.passes.schedule import roofline_bytes
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
@@ -109,7 +108,6 @@ class Chains:
         The forward writes here only what it needs itself: what storing more costs is a matter of the unit.
         """
         self._chains_of: dict[Node, list[Chain]] = {}
-        self._readers_of: dict[int, list[Kernel]] = {}
         self._index()
         self._units: dict[str, Chain] = {}
 
@@ -146,11 +144,10 @@ class Chains:
         chain = self.of_unit(unit)
         if any(is_reduction(node) for node in chain.nodes):
             return None
-        late = self._readers_of.get(_key(unit.maker), ())
+        readers = self._backward.readers
+        late = readers.get(_key(unit.maker), ())
         elements = math.prod(map(compat.hint, _shape(unit.maker)))
-        sharing = {
-            kernel for node in chain.inputs for kernel in self._readers_of.get(_key(node), ())
-        }
+        sharing = {kernel for node in chain.inputs for kernel in readers.get(_key(node), ())}
         more = [
             _missing_bytes(chain, kernel.reads.keys())
             for kernel in sharing
@@ -176,9 +173,6 @@ class Chains:
             if isinstance(chain, Chain):
                 for node in chain.nodes:
                     self._chains_of.setdefault(node, []).append(chain)
-        for kernel in self._backward.kernels:
-            for key in kernel.reads:
-                self._readers_of.setdefault(key, []).append(kernel)
 
     def _is_given(self, node: Node) -> bool:
         return compat.storage_key(node) in self._given

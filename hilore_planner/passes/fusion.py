@@ -26,11 +26,15 @@ class Fusion:
 
     kernels: tuple[Kernel, ...]
     registers: frozenset[int]
+    readers: Mapping[int, Sequence[Kernel]]
+    """Who reads each storage from memory."""
 
     def is_read_elsewhere(self, node: Node, kernel: Kernel) -> bool:
         """Whether another kernel than its own reads a realised value."""
         key = compat.storage_key(node)
-        return any(key in other.reads for other in self.kernels if other is not kernel)
+        return any(
+            other is not kernel for other in self.readers.get(-1 if key is None else key, ())
+        )
 
 
 def fuse(
@@ -49,7 +53,12 @@ def fuse(
     """
     side = Side(calls, kinds, is_kept, is_loose)
     side.build()
-    return Fusion(tuple(_ordered(_Fuser(side.kernels).run())), frozenset(side.registers))
+    kernels = tuple(_ordered(_Fuser(side.kernels).run()))
+    readers: dict[int, list[Kernel]] = {}
+    for kernel in kernels:
+        for key in kernel.reads:
+            readers.setdefault(key, []).append(kernel)
+    return Fusion(kernels, frozenset(side.registers), readers)
 
 
 class _Fuser:

@@ -8,13 +8,13 @@ Source: ``torch/_inductor/ir.py`` (``StorageBox.mark_reuse``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.ops import OpKind, is_reduction, tensor
+from hilore_planner.passes.ops import OpKind, is_reduction, tensor, work_readers
 from hilore_planner.passes.schedule import roofline_bytes
 
 _READS_IN_REGISTERS = 4
@@ -70,20 +70,6 @@ class Kernel:
         """Bytes that both read, or one makes and the other reads."""
         mine, theirs = self.reads | self.makes, other.reads | other.makes
         return sum(mine[key] for key in mine.keys() & theirs.keys())
-
-
-def work_readers(node: Node, kinds: Mapping[Node, OpKind]) -> Iterator[Node]:
-    """Who does work on a value, looking through views, or returns it."""
-    stack, seen = list(node.users), set[Node]()
-    while stack:
-        user = stack.pop()
-        if user in seen:
-            continue
-        seen.add(user)
-        if kinds.get(user) is OpKind.VIEW:
-            stack.extend(user.users)
-        else:
-            yield user
 
 
 @dataclass(slots=True)

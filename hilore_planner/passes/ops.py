@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -198,3 +199,17 @@ def _shape(node: Node) -> Any:
     return torch.utils._pytree.tree_map_only(
         torch.Tensor, lambda value: tuple(map(compat.hint, value.shape)), node.meta.get("val")
     )
+
+
+def work_readers(node: Node, kinds: Mapping[Node, OpKind]) -> Iterator[Node]:
+    """Who does work on a value, looking through views, or returns it."""
+    stack, seen = list(node.users), set[Node]()
+    while stack:
+        user = stack.pop()
+        if user in seen:
+            continue
+        seen.add(user)
+        if kinds.get(user) is OpKind.VIEW:
+            stack.extend(user.users)
+        else:
+            yield user

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.ops import OpKind, kind_of, tensor
+from hilore_planner.passes.ops import OpKind, kind_of, tensor, work_readers
 
 MADE = "hilore_made"
 """Metadata key of nodes that rewriting made: rebuilt values, encoding, decoding."""
@@ -147,7 +147,7 @@ def _is_written_out(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int
         return False
     return any(
         kinds.get(reader) is not OpKind.FUSIBLE or steps[reader] != steps[node]
-        for reader in _readers(node, kinds)
+        for reader in work_readers(node, kinds)
     )
 
 
@@ -157,23 +157,8 @@ def _is_added_later(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int
     Inductor would run it only then, as one product-and-addition, and keep its operands until then: the gradient of
     tied embeddings keeps the gradient of all logits through the whole backward.
     """
-    readers = _readers(node, kinds)
+    readers = work_readers(node, kinds)
     return any(kinds.get(r) is OpKind.FUSIBLE and steps[r] > steps[node] for r in readers)
-
-
-def _readers(node: Node, kinds: dict[Node, OpKind]) -> set[Node]:
-    """Nodes that do work on a value, looking through views; the output node where the caller gets it."""
-    stack, seen, readers = list(node.users), set[Node](), set[Node]()
-    while stack:
-        user = stack.pop()
-        if user in seen:
-            continue
-        seen.add(user)
-        if kinds.get(user) is OpKind.VIEW:
-            stack.extend(user.users)
-        else:
-            readers.add(user)
-    return readers
 
 
 def _tie(gm: GraphModule, node: Node, anchor: Node) -> None:
