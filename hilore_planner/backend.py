@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -199,7 +200,8 @@ def _may_compress(options: Options) -> bool:
 def _given_files(path: Path | None) -> list[Path]:
     if path is None:
         return []
-    return [path, *path.parent.glob(f"{path.stem}-*{path.suffix}")]
+    numbered = (_numbered(path, number) for number in itertools.count(1))
+    return list(itertools.takewhile(Path.exists, numbered))
 
 
 def _allowed_error(path: Path) -> float:
@@ -217,6 +219,10 @@ def _plan_file(path: Path | None, graph: str) -> Path | None:
     if graph not in graphs:
         graphs.append(graph)
     number = graphs.index(graph) + 1
+    return _numbered(path, number)
+
+
+def _numbered(path: Path, number: int) -> Path:
     return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
