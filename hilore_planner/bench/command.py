@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -78,7 +79,7 @@ def peak(
     """Predicted against measured peaks, from the smallest cap that is kept to everything stored."""
     from hilore_planner.bench.peak import Runs, bench_peak, summary
     from hilore_planner.bench.peak_cpu import bench_peak_cpu
-    from hilore_planner.bench.runner import earlier_rows, this_commit, write_record
+    from hilore_planner.bench.runner import earlier_rows, recorded, this_commit
     from hilore_planner.bench.setting import setting_named
     from hilore_planner.bench.small_models import ARCHITECTURES
 
@@ -92,10 +93,8 @@ def peak(
         names = [each.name for each in settings]
         known = [row for row in earlier if resume and row["commit"] == this_commit()]
         parts = bench_peak(settings, rungs=caps, runs=Runs(device, side_by_side, known))
-    rows = [row for row in earlier if row["setting"] not in names]
-    for part in parts:
-        rows += part
-        write_record(path, rows, device=device)  # what is cut short leaves what it has
+    others = [row for row in earlier if row["setting"] not in names]
+    rows = recorded(path, chain.from_iterable(parts), device=device, before=others)
     print("\n".join(summary(rows)))
 
 
@@ -112,19 +111,17 @@ def cost(
 ) -> None:
     """Predicted against measured times of plans, and which kernels make the difference."""
     from hilore_planner.bench.cost import bench_cost, summary
-    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.runner import recorded
     from hilore_planner.bench.setting import setting_named
 
-    rows = []
-    for row in bench_cost(
+    found = bench_cost(
         [setting_named(name) for name in setting or ["qwen2.5-1.5b:8"]],
         rungs=caps,
         costs=costs,
         device=device,
         side_by_side=side_by_side,
-    ):
-        rows.append(row)
-        write_record(output, rows, device=device)  # what is cut short leaves what it has
+    )
+    rows = recorded(output, found, device=device)
     print("\n".join(summary(rows)))
 
 
@@ -180,12 +177,10 @@ def risk(
     from hilore_planner.bench.risk.run import bench_risk
     from hilore_planner.bench.risk.setting import risk_setting_named
     from hilore_planner.bench.risk.summary import summary
-    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.runner import recorded
 
-    rows = []
-    for row in bench_risk(risk_setting_named(setting), device=device, side_by_side=side_by_side):
-        rows.append(row)
-        write_record(output, rows, device=device)  # what is cut short leaves what it has
+    found = bench_risk(risk_setting_named(setting), device=device, side_by_side=side_by_side)
+    rows = recorded(output, found, device=device)
     print("\n".join(summary(rows)))
 
 

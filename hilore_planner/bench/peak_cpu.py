@@ -108,10 +108,8 @@ class Climber:
             path = Path(folder) / "plan.json"
             limited.save(path)
             row = self._row(path, PLENTY_BYTES)
-        del (
-            row["predicted_peak_bytes"],
-            row["ratio"],
-        )  # a given file stays as it is: these are the roomy plan's
+        # A given file stays as it is: these are the roomy plan's.
+        del row["predicted_peak_bytes"], row["ratio"]
         return row | {"cap_bytes": None}
 
     def _row(self, path: Path, cap_bytes: int) -> Row:

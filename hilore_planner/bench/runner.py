@@ -90,6 +90,17 @@ def write_record(path: Path, rows: Iterable[Row], *, device: str) -> None:
     path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
+def recorded(
+    path: Path, rows: Iterable[Row], *, device: str, before: Sequence[Row] = ()
+) -> list[Row]:
+    """All rows, ``before`` first; each is in the file as soon as it is there, so that what is cut short leaves some."""
+    done = list(before)
+    for row in rows:
+        done.append(row)
+        write_record(path, done, device=device)
+    return done
+
+
 def earlier_rows(path: Path, *, device: str) -> list[Row]:
     """Rows of a record that is there, each with its commit; none if it is of another device or torch."""
     if not path.is_file():

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from hilore_planner.bench.risk.setting import GROUP, RiskSetting
-from hilore_planner.grpo.actor import DAPO, Batch, build_qwen2
+from hilore_planner.grpo.actor import CAUSAL, DAPO, Batch, build_qwen2
 from hilore_planner.grpo.batch import LossBatch
+from hilore_planner.grpo.causal_lm import log_probs
 from hilore_planner.grpo.exposure import Exposure, exposure
-from hilore_planner.grpo.head import log_probs
 
 _NOISE = 0.1
 _PASSAGES = 4
@@ -47,7 +47,7 @@ def train(model: Any, setting: RiskSetting, device: torch.device) -> float:
     losses = []
     for step in range(setting.train_steps):
         ids, _ = _sequences(setting, _TRAINED_SEQUENCES, seed=1_000_000 + step, device=device)
-        loss = -_log_probs(model, ids, setting.prompt).mean()
+        loss = -_log_probs(model, ids, setting).mean()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -75,7 +75,7 @@ def microbatch(
     order = advantages.abs().argsort(descending=True)
     ids = ids[order]
     with torch.no_grad():
-        old = _log_probs(model, ids, setting.prompt)
+        old = _log_probs(model, ids, setting)
     return Batch(ids, old, advantages[order], torch.ones_like(old))
 
 
@@ -87,12 +87,9 @@ def exposure_of(ids: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Te
     return exposure(DAPO, numbers)
 
 
-def _log_probs(model: Any, ids: Tensor, prompt: int) -> Tensor:
+def _log_probs(model: Any, ids: Tensor, setting: RiskSetting) -> Tensor:
     """Of the response tokens, (B, R)."""
-    hidden = model.model(
-        input_ids=ids[:, :-1], attention_mask={"full_attention": None}, use_cache=False
-    ).last_hidden_state[:, prompt - 1 :]
-    return log_probs(hidden, model.lm_head.weight, ids[:, prompt:])
+    return log_probs(model, ids, logits_to_keep=setting.response, attention_mask=CAUSAL)
 
 
 def _sequences(
