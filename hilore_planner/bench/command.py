@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -79,22 +78,21 @@ def peak(
     """Predicted against measured peaks, from the smallest cap that is kept to everything stored."""
     from hilore_planner.bench.peak import Runs, bench_peak, summary
     from hilore_planner.bench.peak_cpu import bench_peak_cpu
-    from hilore_planner.bench.runner import earlier_rows, recorded, this_commit
+    from hilore_planner.bench.runner import earlier_rows, recorded_settings, this_commit
     from hilore_planner.bench.setting import setting_named
     from hilore_planner.bench.small_models import ARCHITECTURES
 
     path = output or Path("docs/results") / ("peak_cpu.json" if device == "cpu" else "peak.json")
     earlier = earlier_rows(path, device=device)
     if device == "cpu":
-        names = setting or list(ARCHITECTURES)
-        parts = bench_peak_cpu(names, rungs=caps, side_by_side=side_by_side)
+        parts = bench_peak_cpu(
+            setting or list(ARCHITECTURES), rungs=caps, side_by_side=side_by_side
+        )
     else:
-        settings = [setting_named(name) for name in setting or PEAK_SETTINGS]
-        names = [each.name for each in settings]
         known = [row for row in earlier if resume and row["commit"] == this_commit()]
+        settings = [setting_named(name) for name in setting or PEAK_SETTINGS]
         parts = bench_peak(settings, rungs=caps, runs=Runs(device, side_by_side, known))
-    others = [row for row in earlier if row["setting"] not in names]
-    rows = recorded(path, chain.from_iterable(parts), device=device, before=others)
+    rows = recorded_settings(path, parts, device=device, before=earlier)
     print("\n".join(summary(rows)))
 
 

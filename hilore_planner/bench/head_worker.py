@@ -8,7 +8,7 @@ import sys
 import torch
 
 from hilore_planner.bench.head import HeadShape, prepare
-from hilore_planner.bench.turns import ready
+from hilore_planner.bench.turns import Turn
 from hilore_planner.passes import compat
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     shape, device = HeadShape(**message["shape"]), torch.device(message["device"])
     with compat.many_compiled_forms(64):
         prepared = prepare(shape, tuple(message["chunks"]), device)
-        ready()
+        Turn().take()
         print(json.dumps(prepared.rows(message["repeats"])), flush=True)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from hilore_planner.bench.runner import Job, Row, run_jobs
+from hilore_planner.bench.runner import Job, Row, run_as_ready
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.solvers import solve
@@ -22,7 +22,6 @@ COMPRESSED_ERROR = 0.05
 ERRORS = {"exact": 0.0, "compressed": COMPRESSED_ERROR}
 _COSTS = "roofline"
 """Where times come from: measuring them takes longer than all else, and does not change what is asked here."""
-_UNCAPPED = "hilore uncapped"
 SAVED_AS = "hilore, saved bytes of {}"
 """Name of a plan that saves no more than another way to run the update."""
 
@@ -35,55 +34,97 @@ class Runs:
     side_by_side: int
     known: Sequence[Row] = ()
 
-    def rows(self, jobs: Sequence[Job], *, is_new: bool = False) -> list[Row]:
-        """Rows of the jobs in order; measured, whatever is known, where ``is_new``."""
-        known = {} if is_new else {_cell(row): row for row in self.known}
-        cells = [(job.setting.name, job.variant.name, job.variant.cap_bytes) for job in jobs]
-        missing = [job for job, cell in zip(jobs, cells, strict=True) if cell not in known]
-        measured = iter(run_jobs(missing, device=self.device, side_by_side=self.side_by_side))
-        return [known[cell] if cell in known else next(measured) for cell in cells]
-
-
-def _cell(row: Row) -> tuple[str, str, int | None]:
-    return row["setting"], row["variant"], row["cap_bytes"]
-
 
 def bench_peak(settings: Sequence[Setting], *, rungs: int, runs: Runs) -> Iterator[list[Row]]:
-    """Rows as they come, of one setting after another: the ends of its ladders, then some rungs at a time.
+    """All rows of a setting so far, whenever there is one more: the ends of its ladders, then their rungs."""
+    climbs = {setting.name: Climb(setting, rungs) for setting in settings}
+    for row in runs.known:
+        if row["setting"] in climbs and ("error" not in row or row.get("refused")):
+            climbs[row["setting"]].add(row)
 
-    Rungs are climbed from the smallest cap on. Plans of those below are known by then, so that none is slower; what was
-    compiled at the same time may be, and is then compiled once more.
+    def then(row: Row) -> list[Job]:
+        climb = climbs[row["setting"]]
+        climb.add(row)
+        return climb.next_jobs()
+
+    first = [job for climb in climbs.values() for job in climb.next_jobs()]
+    yield from (climb.ordered_rows() for climb in climbs.values() if climb.rows)
+    for row in run_as_ready(first, then, device=runs.device, side_by_side=runs.side_by_side):
+        yield climbs[row["setting"]].ordered_rows()
+
+
+_Cell = tuple[str, int | None]
+"""A variant and its cap."""
+
+
+@dataclass(slots=True)
+class Climb:
+    """One setting's ladders: the rows there are, and the jobs that they lead to.
+
+    Rungs are climbed from the smallest cap on. Plans of those below are mostly known by then, so that none is slower;
+    where one is, it is compiled once more when its whole ladder has been climbed and all plans are known.
     """
-    for setting in settings:
-        ends = runs.rows([Job(setting, variant) for variant in _ends()])
-        yield ends
-        done: list[Row] = []
-        jobs = _ladder(setting, ends, rungs)
-        for start in range(0, len(jobs), runs.side_by_side):
-            group = jobs[start : start + runs.side_by_side]
-            part = runs.rows(group)
-            late = [i for i, row in enumerate(part) if _is_overtaken(row, [*done, *part])]
-            again = runs.rows([group[i] for i in late], is_new=True)
-            for i, row in zip(late, again, strict=True):
-                part[i] = row
-            done += part
-            yield part
+
+    setting: Setting
+    rungs: int
+    rows: dict[_Cell, Row] = field(default_factory=dict)
+    _asked: set[_Cell] = field(default_factory=set)
+    _repeated: set[_Cell] = field(default_factory=set)
+
+    def add(self, row: Row) -> None:
+        """One more row, in place of the one of the same cell."""
+        self.rows[row["variant"], row["cap_bytes"]] = row
+
+    def next_jobs(self) -> list[Job]:
+        """What is to be run now, and was not asked for before."""
+        wanted = _ends() + [v for label in ERRORS for v in self._rungs(label)]
+        new = {_cell(v): v for v in wanted if _cell(v) not in self.rows.keys() | self._asked}
+        late = {_cell(v): v for label in ERRORS for v in self._late(label)}
+        self._asked |= new.keys()
+        self._repeated |= late.keys()
+        return [Job(self.setting, variant) for variant in (*new.values(), *late.values())]
+
+    def ordered_rows(self) -> list[Row]:
+        """By ladder and cap; what has none first."""
+        return sorted(self.rows.values(), key=lambda row: (_place(row), row["cap_bytes"] or 0))
+
+    def _rungs(self, label: str) -> list[Variant]:
+        """A ladder's rungs between what its ends found; none before they are there, or where one failed."""
+        most_bytes = self.rows.get(_cell(_UNCAPPED), {}).get("predicted_peak_bytes")
+        lowest = self.rows.get(_cell(_capped(label, 1)), {})
+        least_bytes = lowest.get("smallest_feasible_cap_bytes")
+        if not least_bytes or not most_bytes:
+            return []
+        return [_capped(label, cap) for cap in ladder_caps(least_bytes, most_bytes, self.rungs)]
+
+    def _late(self, label: str) -> list[Variant]:
+        """Rungs of a whole ladder that are slower than a smaller cap's, each once."""
+        rungs = self._rungs(label)
+        rows = [self.rows[_cell(v)] for v in rungs if _cell(v) in self.rows]
+        if len(rows) < len(rungs):
+            return []
+        return [
+            variant
+            for variant, row in zip(rungs, rows, strict=True)
+            if _cell(variant) not in self._repeated and _is_overtaken(row, rows)
+        ]
 
 
-def _is_overtaken(row: Row, rows: Sequence[Row]) -> bool:
+def _cell(variant: Variant) -> _Cell:
+    return variant.name, variant.cap_bytes
+
+
+def _place(row: Row) -> int:
+    return [variant.name for variant in _ends()].index(row["variant"])
+
+
+def _is_overtaken(row: Row, ladder: Sequence[Row]) -> bool:
     """Whether a smaller cap of the same ladder has a faster plan."""
     return any(
-        other["variant"] == row["variant"]
-        and other["cap_bytes"] < row["cap_bytes"]
-        and other["objective_ns"] < row["objective_ns"]
-        for other in rows
+        other["cap_bytes"] < row["cap_bytes"] and other["objective_ns"] < row["objective_ns"]
+        for other in ladder
         if "objective_ns" in other and "objective_ns" in row
     )
-
-
-def _ends() -> list[Variant]:
-    refused = (_capped(label, 1) for label in ERRORS)
-    return [Variant(_UNCAPPED, "hilore", costs=_COSTS), *refused]
 
 
 def _capped(label: str, cap_bytes: int) -> Variant:
@@ -96,17 +137,11 @@ def _capped(label: str, cap_bytes: int) -> Variant:
     )
 
 
-def _ladder(setting: Setting, rows: Sequence[Row], rungs: int) -> list[Job]:
-    """The setting's rungs between what its ends found; none where an end failed."""
-    found = {row["variant"]: row for row in rows if row["setting"] == setting.name}
-    most_bytes = found[_UNCAPPED].get("predicted_peak_bytes")
-    jobs = []
-    for label in ERRORS:
-        least_bytes = found[f"hilore {label}"].get("smallest_feasible_cap_bytes")
-        if least_bytes and most_bytes:
-            caps = ladder_caps(least_bytes, most_bytes, rungs)
-            jobs += [Job(setting, _capped(label, cap_bytes)) for cap_bytes in caps]
-    return jobs
+_UNCAPPED = Variant("hilore uncapped", "hilore", costs=_COSTS)
+
+
+def _ends() -> list[Variant]:
+    return [_UNCAPPED, *(_capped(label, 1) for label in ERRORS)]
 
 
 def ladder_caps(least_bytes: int, most_bytes: int, rungs: int) -> list[int]:

@@ -7,17 +7,21 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
 
 from hilore_planner.bench.setting import Setting, Variant
-from hilore_planner.bench.turns import in_turn
+from hilore_planner.bench.turns import in_turn, once_ready
 
 Row = dict[str, Any]
+_WORKER = "hilore_planner.bench.worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +41,42 @@ def run_jobs(jobs: Sequence[Job], *, device: str, side_by_side: int) -> list[Row
     return rows
 
 
+def run_as_ready(
+    jobs: Sequence[Job], then: Callable[[Row], Sequence[Job]], *, device: str, side_by_side: int
+) -> Iterator[Row]:
+    """Rows as they come, while other jobs compile; ``then`` says which jobs a row leads to.
+
+    One measures at a time, but beside others that compile, and the next job starts as soon as one has ended: where
+    memory matters more than the last percent of a timing.
+    """
+    start, turn = time.monotonic(), Lock()
+
+    def run(job: Job) -> Row:
+        return once_ready(_WORKER, _message(job, device), turn) or _lost(job)
+
+    with ThreadPoolExecutor(side_by_side) as pool:
+        running = {pool.submit(run, job) for job in jobs}
+        while running:
+            done, running = wait_for(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                row = future.result()
+                _say(row, start)
+                running |= {pool.submit(run, job) for job in then(row)}
+                yield row
+
+
 def _run_group(jobs: Sequence[Job], device: str) -> list[Row]:
     start = time.monotonic()
     rows: list[Row] = []
-    answers = in_turn("hilore_planner.bench.worker", [_message(job, device) for job in jobs])
+    answers = in_turn(_WORKER, [_message(job, device) for job in jobs])
     for job, answer in zip(jobs, answers, strict=True):
         rows.append(answer or _lost(job))
-        print(f"{time.monotonic() - start:5.0f} s  {_line(rows[-1])}", file=sys.stderr, flush=True)
+        _say(rows[-1], start)
     return rows
+
+
+def _say(row: Row, start: float) -> None:
+    print(f"{time.monotonic() - start:5.0f} s  {_line(row)}", file=sys.stderr, flush=True)
 
 
 def _message(job: Job, device: str) -> dict[str, Any]:
@@ -90,13 +122,26 @@ def write_record(path: Path, rows: Iterable[Row], *, device: str) -> None:
     path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
-def recorded(
-    path: Path, rows: Iterable[Row], *, device: str, before: Sequence[Row] = ()
-) -> list[Row]:
-    """All rows, ``before`` first; each is in the file as soon as it is there, so that what is cut short leaves some."""
-    done = list(before)
+def recorded(path: Path, rows: Iterable[Row], *, device: str) -> list[Row]:
+    """All rows; each is in the file as soon as it is there, so that what is cut short leaves some."""
+    done: list[Row] = []
     for row in rows:
         done.append(row)
+        write_record(path, done, device=device)
+    return done
+
+
+def recorded_settings(
+    path: Path, parts: Iterable[Sequence[Row]], *, device: str, before: Sequence[Row]
+) -> list[Row]:
+    """All rows in the end. Each part is all there is of one setting so far, and in the file at once.
+
+    It takes the place of what there was of its setting, also of that among the rows ``before``; others stay.
+    """
+    done = list(before)
+    for part in parts:
+        names = {row["setting"] for row in part}
+        done = [*(row for row in done if row["setting"] not in names), *part]
         write_record(path, done, device=device)
     return done
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import IO, Any
 
 READY = "ready"
@@ -22,18 +24,47 @@ def in_turn(module: str, messages: Sequence[Any]) -> Iterator[Any]:
     with ThreadPoolExecutor(len(workers)) as waiting:
         lines = list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), workers))
     for worker, line in zip(workers, lines, strict=True):
-        if line.strip() == READY:
-            _pipe(worker.stdin).write("go\n")
-            _pipe(worker.stdin).flush()
-            line = _pipe(worker.stdout).readline()
-        worker.communicate()
-        yield json.loads(line) if line.startswith(("{", "[")) else None
+        yield _answer(worker, line)
 
 
-def ready() -> None:
-    """Of a worker: say that all is prepared, and wait for its turn."""
-    print(READY, flush=True)
-    sys.stdin.readline()
+def once_ready(module: str, message: Any, turn: Lock) -> Any:
+    """One worker's answer, None if it was lost; it measures as soon as it is ready and the turn is free."""
+    worker = _start(module, message)
+    line = _pipe(worker.stdout).readline()
+    with turn:
+        return _answer(worker, line)
+
+
+def _answer(worker: subprocess.Popen[str], line: str) -> Any:
+    """What a worker says in the end, given the first line it said."""
+    if line.strip() == READY:
+        _pipe(worker.stdin).write("go\n")
+        _pipe(worker.stdin).flush()
+        line = _pipe(worker.stdout).readline()
+    worker.communicate()
+    return json.loads(line) if line.startswith(("{", "[")) else None
+
+
+class Turn:
+    """Of a worker: its turn to measure.
+
+    Attributes:
+        waited_seconds: until it came; 0.0 before.
+    """
+
+    def __init__(self) -> None:
+        self.waited_seconds = 0.0
+        self._is_taken = False
+
+    def take(self) -> None:
+        """Say that all is prepared, and wait; nothing where the turn was taken before."""
+        if self._is_taken:
+            return
+        self._is_taken = True
+        start = time.perf_counter()
+        print(READY, flush=True)
+        sys.stdin.readline()
+        self.waited_seconds = time.perf_counter() - start
 
 
 def _start(module: str, message: Any) -> subprocess.Popen[str]:

@@ -1,7 +1,7 @@
 """One variant in a process of its own: compile, say so, wait for the device, measure, print one row.
 
 Several workers compile side by side; the runner lets them measure one after another, so that timings do not disturb
-each other.
+each other. Planned updates do not even run before: several at once may be more than the device holds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from hilore_planner.backend import hilore
 from hilore_planner.bench.attributed import attributed
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.bench.trial import storage_bytes, time_ms, wait
-from hilore_planner.bench.turns import ready
+from hilore_planner.bench.turns import Turn
 from hilore_planner.errors import NoPlacementError
 from hilore_planner.grpo.actor import (
     MODELS,
@@ -45,7 +45,7 @@ class Update:
     """A model, a batch, and the function that runs forward and backward."""
 
     def __init__(
-        self, setting: Setting, variant: Variant, device: torch.device, plan: Path
+        self, setting: Setting, variant: Variant, device: torch.device, plan: Path, turn: Turn
     ) -> None:
         shape = dict(MODELS[setting.model])
         if setting.layers is not None:
@@ -76,7 +76,7 @@ class Update:
         self._make_optimizer_state(device)
         self.steps = plan.with_name(f"{plan.stem}-steps")
         loss = actor_loss(self.model, prompt=setting.prompt)
-        self.loss = _compiled(loss, variant, plan, self.steps)
+        self.loss = _compiled(loss, variant, plan, self.steps, turn)
 
     def _make_optimizer_state(self, device: torch.device) -> None:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-6, fused=device.type == "cuda")
@@ -101,7 +101,7 @@ class Update:
 
 
 def _compiled(
-    loss: Callable[..., Any], variant: Variant, plan: Path, steps: Path
+    loss: Callable[..., Any], variant: Variant, plan: Path, steps: Path, turn: Turn
 ) -> Callable[..., Any]:
     match variant.kind:
         case "eager-gc":
@@ -114,10 +114,21 @@ def _compiled(
             if variant.cap_bytes is not None:
                 options["memory_cap"] = variant.cap_bytes
             options["reserved"] = 0
-            return torch.compile(loss, dynamic=False, backend=hilore, options=options)
+            return torch.compile(loss, dynamic=False, backend=_planned(turn), options=options)
         case "budget":
             compat.set_activation_memory_budget(variant.budget)
     return torch.compile(loss, dynamic=False)
+
+
+def _planned(turn: Turn) -> Callable[..., Callable[..., Any]]:
+    def backend(
+        gm: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        compiled = hilore(gm, inputs, options=options)
+        turn.take()
+        return compiled
+
+    return backend
 
 
 class Rounds(logging.Handler):
@@ -200,12 +211,13 @@ def planned_fields(path: Path) -> dict[str, Any]:
     }
 
 
-def _run_first(update: Update, device: torch.device, start: float) -> dict[str, Any]:
-    """Compile: run once, and say how long that took since ``start`` and what is held then."""
+def _run_first(update: Update, device: torch.device, start: float, turn: Turn) -> dict[str, Any]:
+    """Compile: run once, and say how long that took since ``start`` without waiting, and what is held then."""
     update.run()
     update.clear()
     wait(device)
-    row: dict[str, Any] = {"first_call_seconds": round(time.perf_counter() - start, 1)}
+    seconds = time.perf_counter() - start - turn.waited_seconds
+    row: dict[str, Any] = {"first_call_seconds": round(seconds, 1)}
     if device.type == "cuda":
         torch.cuda.empty_cache()
         row["static_bytes"] = torch.cuda.memory_allocated(device)
@@ -216,7 +228,7 @@ def main() -> None:
     """Read one job from standard input, answer on standard output."""
     job = json.loads(sys.stdin.readline())
     setting, variant = Setting(**job["setting"]), Variant(**job["variant"])
-    device = torch.device(job["device"])
+    device, turn = torch.device(job["device"]), Turn()
     row: dict[str, Any] = {
         "setting": setting.name,
         "variant": variant.name,
@@ -228,9 +240,9 @@ def main() -> None:
         plan = Path(job.get("plan") or Path(folder) / "plan.json")
         try:
             start = time.perf_counter()
-            update = Update(setting, variant, device, plan)
-            row |= _run_first(update, device, start)
-            ready()
+            update = Update(setting, variant, device, plan, turn)
+            row |= _run_first(update, device, start, turn)
+            turn.take()
             row |= measure(update, device) | planned_fields(plan)
             row |= {"refused": False, "rounds": rounds.count} if variant.kind == "hilore" else {}
             if "predicted_peak_bytes" in row:

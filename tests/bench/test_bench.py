@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,15 @@ from hilore_planner.bench.dead_rows import DROPPED
 from hilore_planner.bench.dead_rows import summary as dead_summary
 from hilore_planner.bench.peak import Runs, bench_peak, ladder_caps
 from hilore_planner.bench.peak import summary as peak_summary
-from hilore_planner.bench.runner import Job, Row, earlier_rows, run_jobs, write_record
+from hilore_planner.bench.runner import (
+    Job,
+    Row,
+    earlier_rows,
+    recorded_settings,
+    run_as_ready,
+    run_jobs,
+    write_record,
+)
 from hilore_planner.bench.setting import SETTINGS, Setting, Variant, setting_named
 from hilore_planner.errors import OptionError
 
@@ -43,6 +51,18 @@ def test_jobs_run_side_by_side_and_a_failing_one_says_why() -> None:
     # Weights alone: two layers of width 128 in fp32, and 1024 tied embeddings.
     assert done["measured_peak_bytes"] > 4 * 1024 * 128
     assert "no such model" in failed["error"]
+
+
+def test_jobs_run_as_ready_lead_to_others() -> None:
+    tiny = SETTINGS["tiny"]
+    lost = Job(Setting("lost", "no such model", 1, 1, 1), Variant("eager", "eager-gc"))
+
+    def then(row: Row) -> list[Job]:
+        return [Job(tiny, Variant("eager", "eager-gc"))] if "error" in row else []
+
+    rows = list(run_as_ready([lost], then, device="cpu", side_by_side=1))
+    assert [row["setting"] for row in rows] == ["lost", "tiny"]
+    assert rows[1]["time_ms"] > 0
 
 
 def test_a_record_says_with_what_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,45 +117,58 @@ def test_the_peak_summary_compares_at_equal_saved_bytes() -> None:
     ]
 
 
-def test_known_cells_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int | None] = []
+def _tried(jobs: Sequence[Job], then: Callable[[Row], Sequence[Job]], **_: object) -> Iterator[Row]:
+    """What a runner yields where updates take 300 bytes, or 100 at least; a cap of 200 has a slow plan at first."""
+    queue, is_first = list(jobs), True
+    while queue:
+        job = queue.pop(0)
+        cap = job.variant.cap_bytes
+        row: Row = {"setting": job.setting.name, "variant": job.variant.name, "cap_bytes": cap}
+        if cap is None:
+            row |= {"predicted_peak_bytes": 300}
+        elif cap == 1:
+            row |= {"refused": True, "error": "small", "smallest_feasible_cap_bytes": 100}
+        else:
+            row |= {"objective_ns": 999 if cap == 200 and is_first else 400 - cap}
+            is_first = is_first and cap != 200
+        queue += then(row)
+        yield row
 
-    def run(jobs: Sequence[Job], **_: object) -> list[Row]:
-        asked.extend(job.variant.cap_bytes for job in jobs)
-        return [_cell(job.variant.cap_bytes or 0, 1, 1.0) for job in jobs]
 
-    monkeypatch.setattr(peak_bench, "run_jobs", run)
-    setting = Setting("s", "tiny", 1, 1, 1)
-    jobs = [Job(setting, Variant("v", "hilore", cap_bytes=cap)) for cap in (10, 20, 30)]
-    runs = Runs("cpu", 2, [_cell(20, 5, 9.0)])
-    assert [row["time_ms"] for row in runs.rows(jobs)] == [1.0, 9.0, 1.0]
-    assert asked == [10, 30]
-    assert [row["time_ms"] for row in runs.rows(jobs[1:2], is_new=True)] == [1.0]
+def _climbed(monkeypatch: pytest.MonkeyPatch, known: Sequence[Row] = ()) -> list[list[Row]]:
+    monkeypatch.setattr(peak_bench, "run_as_ready", _tried)
+    return list(bench_peak([Setting("s", "tiny", 1, 1, 1)], rungs=3, runs=Runs("cpu", 3, known)))
 
 
-def test_a_rung_slower_than_a_smaller_cap_is_compiled_again(
+def test_a_ladder_is_climbed_and_a_rung_slower_than_a_smaller_cap_is_compiled_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[int] = []
+    parts = _climbed(monkeypatch)
+    assert len(parts) == 3 + 2 * 3 + 1
+    caps = [row["cap_bytes"] for row in parts[-1]]
+    assert caps == [None, 1, 100, 200, 300, 1, 100, 200, 300]
+    assert [row["objective_ns"] for row in parts[-1] if (row["cap_bytes"] or 0) >= 100] == [
+        *(300, 200, 100),
+        *(300, 200, 100),
+    ]
 
-    def run(jobs: Sequence[Job], **_: object) -> list[Row]:
-        return [row(job.variant) for job in jobs]
 
-    def row(variant: Variant) -> Row:
-        cap = variant.cap_bytes
-        found = {"setting": "s", "variant": variant.name, "cap_bytes": cap}
-        if cap is None:
-            return found | {"predicted_peak_bytes": 300}
-        if cap == 1:
-            return found | {"refused": True, "smallest_feasible_cap_bytes": 100}
-        made.append(cap)
-        return found | {"objective_ns": 9 if cap == 200 and made.count(200) <= 2 else 400 - cap}
+def test_known_cells_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = _climbed(monkeypatch)[-1]
+    lost = {"setting": "s", "variant": "hilore exact", "cap_bytes": 300, "error": "lost"}
+    known = [row for row in rows if row["cap_bytes"] != 300]
+    parts = _climbed(monkeypatch, [*known, lost, {"setting": "other"}])
+    assert parts[0] == known  # nothing of them is lost where the call is cut short
+    assert [len(part) for part in parts] == [7, 8, 9]
 
-    monkeypatch.setattr(peak_bench, "run_jobs", run)
-    parts = list(bench_peak([Setting("s", "tiny", 1, 1, 1)], rungs=3, runs=Runs("cpu", 3)))
-    assert [len(part) for part in parts] == [3, 3, 3]
-    assert made.count(300) == 4  # once on each ladder, and once more
-    assert made.count(200) == 2
+
+def test_a_part_of_a_record_takes_the_place_of_its_setting_alone(tmp_path: Path) -> None:
+    path = tmp_path / "peak.json"
+    before = [{"setting": "a", "n": 1}, {"setting": "b", "n": 2}, {"setting": "b", "n": 3}]
+    parts = [[{"setting": "b", "n": 4}], [{"setting": "b", "n": 5}]]
+    rows = recorded_settings(path, parts, device="cpu", before=before)
+    assert rows == [before[0], {"setting": "b", "n": 5}]
+    assert json.loads(path.read_text())["rows"] == rows
 
 
 def test_rows_of_an_earlier_record_keep_their_commit(
