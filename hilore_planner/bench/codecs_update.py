@@ -1,13 +1,14 @@
 """What keeping everything by a codec adds to a whole update, over storing it.
 
 The update is planned without a cap, which stores what backward reads. Everything stored that a codec takes is then kept
-by that codec instead; nothing else differs. The plan that stores runs twice, as what it differs from itself is noise.
+by that codec instead; nothing else differs. The plan that stores runs twice, first and last: by how much it differs
+from itself is noise.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hilore_planner.bench.risk.allocate import STORE, with_placement
@@ -22,21 +23,17 @@ _ANY_ERROR = 0.9
 
 def bench_updates(
     settings: Sequence[Setting], codecs: Sequence[str], *, device: str, side_by_side: int
-) -> list[Row]:
-    """Rows of every setting: everything stored, by each codec, and stored again; timed one after the other."""
-    rows: list[Row] = []
+) -> Iterator[Row]:
+    """Rows of every setting, as they come: everything stored, by each codec, and stored again; timed in turn."""
     for setting in settings:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "stored.json"
-            first = run_jobs(
-                [Job(setting, _variant(_STORED, _ANY_ERROR), path)], device=device, side_by_side=1
-            )
-            if "error" in first[0]:
-                rows += first
-                continue
-            jobs = _jobs(setting, PlacementPlan.load(path), codecs, Path(folder))
-            rows += run_jobs(jobs, device=device, side_by_side=side_by_side)
-    return rows
+            job = Job(setting, _variant(_STORED, _ANY_ERROR), path)
+            (stored,) = run_jobs([job], device=device, side_by_side=1)
+            yield stored
+            if "error" not in stored:
+                jobs = _jobs(setting, PlacementPlan.load(path), codecs, Path(folder))
+                yield from run_jobs(jobs, device=device, side_by_side=side_by_side)
 
 
 def _variant(name: str, gradient_error: float) -> Variant:
@@ -46,8 +43,7 @@ def _variant(name: str, gradient_error: float) -> Variant:
 def _jobs(
     setting: Setting, stored: PlacementPlan, codecs: Sequence[str], folder: Path
 ) -> list[Job]:
-    plans = {_STORED: stored}
-    plans |= {f"everything by {codec}": everything_by(stored, codec) for codec in codecs}
+    plans = {f"everything by {codec}": everything_by(stored, codec) for codec in codecs}
     plans |= {_AGAIN: stored}
     jobs = []
     for name, plan in plans.items():

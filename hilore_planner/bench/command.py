@@ -199,9 +199,11 @@ def codecs(
     output: Output = Path("docs/results/codecs.json"),
 ) -> None:
     """What codecs lose on values of several kinds, and what they add to the kernels around them and to updates."""
+    from itertools import chain
+
     from hilore_planner.bench import codecs_update
     from hilore_planner.bench.codecs import LOSSY, bench_errors, bench_kernels, summary
-    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.runner import recorded
     from hilore_planner.bench.setting import setting_named
 
     settings = [setting_named(name) for name in update or []]
@@ -209,8 +211,8 @@ def codecs(
     if kernels:
         rows += bench_kernels(tokens, features, device=device, repeats=repeats)
     updates = codecs_update.bench_updates(settings, LOSSY, device=device, side_by_side=side_by_side)
-    write_record(output, [*rows, *updates], device=device)
-    print("\n".join([*summary(rows), *codecs_update.summary(updates)]))
+    done = recorded(output, chain(rows, updates), device=device)
+    print("\n".join([*summary(rows), *codecs_update.summary(done[len(rows) :])]))
 
 
 @app.command()

@@ -31,7 +31,7 @@ def bench_dead_rows(
         for drop in (False, True)
         for kind in kinds
     ]
-    return run_jobs(jobs, device=device, side_by_side=side_by_side)
+    return list(run_jobs(jobs, device=device, side_by_side=side_by_side))
 
 
 def summary(rows: Sequence[Row]) -> list[str]:

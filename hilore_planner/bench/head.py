@@ -112,7 +112,7 @@ def bench_update(settings: Sequence[Setting], *, device: str, side_by_side: int)
         Variant("planned, 4 chunks", "hilore", head=4),
     )
     jobs = [Job(setting, variant) for setting in settings for variant in variants]
-    return run_jobs(jobs, device=device, side_by_side=side_by_side)
+    return list(run_jobs(jobs, device=device, side_by_side=side_by_side))
 
 
 def prepare(shape: HeadShape, chunks: tuple[int, ...], device: torch.device) -> Prepared:

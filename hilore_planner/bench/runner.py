@@ -33,12 +33,10 @@ class Job:
     plan: Path | None = None
 
 
-def run_jobs(jobs: Sequence[Job], *, device: str, side_by_side: int) -> list[Row]:
-    """Rows of all jobs in order; a job that fails gives a row with ``error``."""
-    rows: list[Row] = []
+def run_jobs(jobs: Sequence[Job], *, device: str, side_by_side: int) -> Iterator[Row]:
+    """Rows of all jobs in order, each as it comes; a job that fails gives a row with ``error``."""
     for start in range(0, len(jobs), side_by_side):
-        rows += _run_group(jobs[start : start + side_by_side], device)
-    return rows
+        yield from _run_group(jobs[start : start + side_by_side], device)
 
 
 def run_as_ready(
@@ -65,14 +63,13 @@ def run_as_ready(
                 yield row
 
 
-def _run_group(jobs: Sequence[Job], device: str) -> list[Row]:
+def _run_group(jobs: Sequence[Job], device: str) -> Iterator[Row]:
     start = time.monotonic()
-    rows: list[Row] = []
     answers = in_turn(_WORKER, [_message(job, device) for job in jobs])
     for job, answer in zip(jobs, answers, strict=True):
-        rows.append(answer or _lost(job))
-        _say(rows[-1], start)
-    return rows
+        row = answer or _lost(job)
+        _say(row, start)
+        yield row
 
 
 def _say(row: Row, start: float) -> None:
