@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch.fx import Graph, GraphModule, Node
 
-from hilore_planner.head_plan import NO_HEAD, HeadPlan, HeadWay, Totals
+from hilore_planner.head_plan import NO_HEAD, Form, HeadPlan, HeadWay, Totals
 from hilore_planner.passes import compat
 from hilore_planner.passes.devices import DeviceProfile
 from hilore_planner.passes.graph import JointGraph
@@ -122,9 +122,25 @@ def chunk_counts(rows: int, size_bytes: int) -> tuple[int, ...]:
     return tuple(2**power for power in range(max(most, 1).bit_length()))
 
 
-def _chosen(site: HeadSite, ways: Sequence[HeadWay], totals: Totals) -> HeadPlan:
-    """The way that adds least time; of equal ones, that of fewer bytes; if nothing fits at all, that of fewest."""
-    best = min(ways, key=lambda way: (_time(way), way.logits_bytes))
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A way to run a head; ``least_bytes`` is the smallest cap that something fits, where nothing fits the cap."""
+
+    way: HeadWay
+    least_bytes: int | None
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """What fits comes first, by time and bytes; else the smallest cap decides, and then the head's own time."""
+        if self.way.added_ns is not None:
+            return (0, self.way.added_ns, self.way.logits_bytes)
+        least_bytes = float("inf") if self.least_bytes is None else self.least_bytes
+        return (1, least_bytes, self.way.head_ns)
+
+
+def _chosen(site: HeadSite, tried: Sequence[_Tried], totals: Totals) -> HeadPlan:
+    """The way that ranks first."""
+    best = min(tried, key=lambda each: each.rank).way
     reason = site.why_rebuild if best.chunks else "nothing is gained by making its logits twice"
     return HeadPlan(
         best.form,
@@ -133,17 +149,13 @@ def _chosen(site: HeadSite, ways: Sequence[HeadWay], totals: Totals) -> HeadPlan
         best.head_ns,
         totals=totals,
         reason=reason,
-        ways=tuple(ways),
+        ways=tuple(each.way for each in tried),
     )
-
-
-def _time(way: HeadWay) -> float:
-    return float("inf") if way.added_ns is None else way.added_ns
 
 
 def _cut_ways(
     gm: GraphModule, site: HeadSite, totals: Totals, describe: Describe, trial: HeadTrial
-) -> list[HeadWay]:
+) -> list[_Tried]:
     copy, nodes = _copied(gm)
     found = plan_head(copy)
     assert isinstance(found, HeadSite)
@@ -154,25 +166,31 @@ def _cut_ways(
     counts = chunk_counts(compat.hint(site.rows), logits_bytes(site))
     seconds = trial.solver_seconds / len(counts)
     return [
-        HeadWay(
+        _tried(
+            _scaled(problem, wide, _chunk_bytes(site, chunks), trial_bytes),
+            seconds,
             site.form,
             chunks,
             _chunk_bytes(site, chunks),
             added_ns(site, chunks, totals, trial.profile),
-            _objective(_scaled(problem, wide, _chunk_bytes(site, chunks), trial_bytes), seconds),
         )
         for chunks in counts
     ]
 
 
-def _whole_way(gm: GraphModule, size_bytes: int, describe: Describe, trial: HeadTrial) -> HeadWay:
+def _whole_way(gm: GraphModule, size_bytes: int, describe: Describe, trial: HeadTrial) -> _Tried:
     _, problem = trial.problem_of(describe(*_copied(gm)))
-    return HeadWay("whole", 0, size_bytes, 0, _objective(problem, trial.solver_seconds))
+    return _tried(problem, trial.solver_seconds, "whole", 0, size_bytes, 0)
 
 
-def _objective(problem: PlacementProblem, seconds: float) -> int | None:
+def _tried(
+    problem: PlacementProblem, seconds: float, form: Form, chunks: int, size_bytes: int, ns: int
+) -> _Tried:
+    """A way to run the head, with what the region's plan would be."""
     solution: Solution = solve(problem, time_limit_seconds=seconds)
-    return None if solution.status == "infeasible" else solution.objective_ns
+    objective_ns = solution.objective_ns if solution.is_placed else None
+    way = HeadWay(form, chunks, size_bytes, ns, objective_ns)
+    return _Tried(way, solution.smallest_feasible_cap_bytes)
 
 
 def _alive_chunk_bytes(joint: JointGraph, schedule: Schedule) -> list[int]:

@@ -27,7 +27,7 @@ from hilore_planner.region import Surroundings
 from hilore_planner.solvers.problem import PlacementProblem
 from tests.passes.joint import Traced, copied, trace_update
 
-ROWS, HIDDEN, VOCABULARY, LAYERS = 8192, 1024, 151_936, 4
+ROWS, HIDDEN, WIDE, VOCABULARY, LAYERS = 8192, 1024, 16_384, 151_936, 4
 LOGITS = 2 * ROWS * VOCABULARY
 GIB = 2**30
 
@@ -123,6 +123,33 @@ def test_less_memory_never_means_fewer_chunks(early: Traced) -> None:
         times = [way.added_ns for way in head.ways if way.added_ns is not None]
         chosen = next(way for way in head.ways if way.chunks == head.chunks)
         assert not times or chosen.added_ns == min(times)
+
+
+def test_where_nothing_fits_chunks_are_no_more_than_the_least_peak_needs() -> None:
+    """A layer 16 times as wide as the hidden states takes more than the logits of a few chunks."""
+
+    def update(
+        hidden: Tensor, up: Tensor, down: Tensor, head: Tensor, targets: Tensor, scale: Tensor
+    ) -> Tensor:
+        hidden = torch.tanh(hidden @ up) @ down
+        return token_level(log_probs(hidden, head, targets), scale)
+
+    with FakeTensorMode():
+        hidden, up, down = (wanted(ROWS, HIDDEN), wanted(HIDDEN, WIDE), wanted(WIDE, HIDDEN))
+        targets, scale = torch.empty(ROWS, dtype=torch.int64), torch.empty(ROWS)
+        wide = trace_update(update, hidden, up, down, wanted(VOCABULARY, HIDDEN), targets, scale)
+
+    def least_bytes(chunks: int) -> int:
+        joint, plan = cut(wide, CutSettings(head=chunks))
+        aim = Aim(None)
+        planned = plan_region(joint, AROUND, OPTIONS, region="", aim=aim, head=plan, must_fit=False)
+        return planned.plan.problem.memory_cap_bytes
+
+    _, head = decided(wide, 1)
+    assert all(way.added_ns is None for way in head.ways)
+    assert 1 < head.chunks < head.ways[-1].chunks
+    assert least_bytes(head.chunks) == least_bytes(head.ways[-1].chunks)
+    assert least_bytes(head.chunks) < least_bytes(head.chunks // 2)
 
 
 def test_what_a_way_is_said_to_cost_is_what_it_costs_when_it_is_taken(early: Traced) -> None:
