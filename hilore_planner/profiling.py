@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ from typing import Any
 import msgspec
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
-from torch.profiler import ProfilerActivity
+from torch.profiler import ProfilerActivity, schedule
 from torch.profiler import profile as torch_profile
 
 from hilore_planner.attribution import LAUNCHES, Launch
 
+_STEADY_SECONDS = 0.5
+"""How long a GPU works before what it launches is timed: until its clock has settled under the power limit."""
 NAMED_KERNELS = {"cpp.enable_kernel_profile": True}
 """Inductor's setting that shows the profiler which of its kernels runs; on CUDA it always does."""
 _CALL = re.compile(r"^(triton_|(graph_\d+_)?cpp_|aten::|extern_kernels|hilore::|cudnn)")
@@ -23,10 +27,10 @@ _CALL = re.compile(r"^(triton_|(graph_\d+_)?cpp_|aten::|extern_kernels|hilore::|
 def profile(
     update: Callable[[], object], dump_dir: str | Path, *, device: str | torch.device | None = None
 ) -> None:
-    """Run an update once under the profiler and write what it launched into its ``dump_dir``.
+    """Run an update under the profiler and write what it launched into its ``dump_dir``.
 
     ``hilore explain PLAN --profile DUMP_DIR`` then compares it with what the plan predicted. Run the update some
-    times before.
+    times before. On a GPU it is run for half a second without a pause, as in a trainer, and the last one counts.
 
     Args:
         update: forward and backward.
@@ -40,20 +44,38 @@ def profile(
 
 
 def launches(run: Callable[[], object], device: torch.device) -> list[Launch]:
-    """Run once under the profiler and list what was launched, in order.
+    """Run under the profiler and list what the last run launched, in order.
 
     On the CPU, kernels that Inductor writes are there only with its setting ``cpp.enable_kernel_profile``.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with torch_profile(activities=activities, record_shapes=True, acc_events=True) as found:
+    before = _runs_before(run, device)
+    last_only = schedule(wait=0, warmup=1, active=1)
+    with torch_profile(
+        activities=activities, schedule=last_only, record_shapes=True, acc_events=True
+    ) as found:
+        for _ in range(before):
+            run()
+        found.step()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     events: Any = found.events()
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
     return list(_launches(on_host, is_timed_on_host=device.type == "cpu"))
+
+
+def _runs_before(run: Callable[[], object], device: torch.device) -> int:
+    """How many runs keep a GPU busy until it is steady; none elsewhere."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize(device)
+    return math.ceil(_STEADY_SECONDS / (time.perf_counter() - start))
 
 
 def _launches(events: list[Any], *, is_timed_on_host: bool) -> Iterator[Launch]:

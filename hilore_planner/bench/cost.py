@@ -1,9 +1,9 @@
 """``hilore bench cost``: are times predicted rightly? Predicted against measured updates over a ladder of caps.
 
-For each setting the update is first compiled by plain Inductor, and then with all the memory it likes, alone, so that
-costs are measured on a quiet device. Then every rung of the ladder is compiled and timed, exact and compressed, and its
-time beyond the predicted is attributed to kernels. Predicted is the device's time, so that measured is that of updates
-queued one after another.
+For each setting the update is first compiled with all the memory it likes, alone, so that costs are measured on a quiet
+device. Then it is compiled by plain Inductor, for comparison, and for every rung of the ladder, exact and compressed;
+each is timed, and a plan's time beyond the predicted is attributed to kernels. Predicted is the device's time, so that
+measured is that of updates queued one after another.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def bench_cost(
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "whole.json"
             whole = _variant("hilore uncapped", None, COMPRESSED_ERROR, costs)
-            for job in (Job(setting, Variant("inductor", "inductor")), Job(setting, whole, file)):
-                yield from _measured([job], device)
+            yield from _measured([Job(setting, whole, file)], device)
+            jobs = [Job(setting, Variant("inductor", "inductor"))]
             if file.exists():
-                jobs = _ladder(setting, PlacementPlan.load(file), rungs, costs, Path(folder))
-                for start in range(0, len(jobs), side_by_side):
-                    yield from _measured(jobs[start : start + side_by_side], device)
+                jobs += _ladder(setting, PlacementPlan.load(file), rungs, costs, Path(folder))
+            for start in range(0, len(jobs), side_by_side):
+                yield from _measured(jobs[start : start + side_by_side], device)
 
 
 def _measured(jobs: Sequence[Job], device: str) -> Iterator[Row]:

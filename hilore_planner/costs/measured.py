@@ -12,13 +12,13 @@ from typing import Literal
 
 from torch.fx import Node
 
+from hilore_planner.costs.layout import layout_of
 from hilore_planner.costs.measuring import measure
 from hilore_planner.costs.sample import (
     Sample,
     chain_sample,
     codec_sample,
     copy_sample,
-    layout_of,
     node_sample,
     not_alone,
 )
@@ -117,7 +117,7 @@ class Measured(PricedByPiece):
             left_ns -= time_ns
             wanted.append(sample)
         if wanted:
-            self._measure(wanted)
+            self._measure(wanted, found)
 
     def piece_ns(self, piece: Piece) -> int:
         """Time of a piece of a rewritten graph, measured or not."""
@@ -149,13 +149,19 @@ class Measured(PricedByPiece):
         wanted, self._wanted = list(self._wanted.values()), {}
         self._unmeasured.clear()
         self._chain_ns, self._chain_bytes = 0, 0
-        self._measure(wanted)
+        self._measure(wanted, () if self._last is None else self._last[1].pieces)
         return True
 
-    def _measure(self, samples: Sequence[Sample]) -> None:
+    def _measure(self, samples: Sequence[Sample], program: Sequence[Piece]) -> None:
+        """Time samples amid the pieces of an update."""
         assert self._stopwatch is not None
         start = time.perf_counter()
-        measure(self._table, self._stopwatch, samples)
+        parts = [
+            piece.moved_bytes if isinstance(piece, Chain) else self._sample(piece)
+            for piece in program
+            if isinstance(piece, Chain) or not not_alone(piece)
+        ]
+        measure(self._table, self._stopwatch, samples, parts)
         self.measuring_seconds += time.perf_counter() - start
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_map
 
+from hilore_planner.costs.layout import Layout, layout_of
 from hilore_planner.passes import codecs, compat
 from hilore_planner.passes.chains import Chain
 from hilore_planner.passes.codecs import Codec
@@ -30,51 +30,7 @@ from hilore_planner.passes.ops import op_name, tensor
 aten = torch.ops.aten
 
 Run = Callable[[list[Tensor]], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A tensor to be made up; integers are drawn below ``limit``, and it may be ``on_host`` for any device's work."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    limit: int = 1
-    on_host: bool = False
-
-    def __repr__(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
-        return f"{name}{list(self.shape)}@{list(self.stride)}".replace(" ", "")
-
-    def made_up(self, device: torch.device) -> Tensor:
-        """A tensor of this layout."""
-        count = self.size_bytes // self.dtype.itemsize
-        place = torch.device("cpu") if self.on_host else device
-        memory = torch.empty(count, dtype=self.dtype, device=place)
-        if self.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-            memory.normal_()
-        elif self.dtype in (torch.int32, torch.int64):
-            memory.random_(0, self.limit)
-        else:
-            memory.zero_()
-        return memory.as_strided(self.shape, self.stride)
-
-    def in_rows(self) -> Layout:
-        """A contiguous tensor as rows of its last dimension; others as they are."""
-        if not self.shape or self.stride != _contiguous(self.shape):
-            return self
-        return replace(
-            self,
-            shape=(math.prod(self.shape[:-1]), self.shape[-1]),
-            stride=(self.shape[-1], 1),
-        )
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of memory it spans."""
-        steps = zip(self.shape, self.stride, strict=True)
-        extent = 0 if 0 in self.shape else 1 + sum((size - 1) * step for size, step in steps)
-        return extent * self.dtype.itemsize
+Step = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +43,7 @@ class Sample:
         inputs: what it is run on, found out when it is.
         make: readies it to run on such inputs, which may mean compiling it.
         shape_key: digest of the content without strides; empty where there is no such thing.
+        eager: runs it on such inputs without compiling it; None where it cannot be run so.
     """
 
     key: str
@@ -94,16 +51,12 @@ class Sample:
     inputs: Callable[[], tuple[Layout, ...]]
     make: Callable[[Sequence[Tensor]], Run]
     shape_key: str = ""
+    eager: Callable[[Sequence[Tensor]], Step] | None = None
 
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
-
-
-def layout_of(value: Tensor, limit: int = 1) -> Layout:
-    """The layout of a (fake) tensor, symbolic sizes at their hints."""
-    shape, stride = (tuple(map(compat.hint, sizes)) for sizes in (value.shape, value.stride()))
-    return Layout(shape, stride, value.dtype, limit, on_host=value.device.type == "cpu")
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All digests under which it is looked up."""
+        return (self.key, self.shape_key) if self.shape_key else (self.key,)
 
 
 def not_alone(node: Node) -> str:
@@ -121,10 +74,17 @@ def node_sample(node: Node) -> Sample:
     inputs = tuple(arg for arg in node.all_input_nodes if tensor(arg) is not None)
     chain, layouts = Chain((node,), inputs, (node,), ()), [layout_of(_value(n)) for n in inputs]
     shapes = [(layout.shape, layout.dtype) for layout in layouts]
+
+    def eager(given: Sequence[Tensor]) -> Step:
+        args, kwargs = _arguments(node, dict(zip(inputs, given, strict=True)).__getitem__)
+        op: Any = node.target
+        return functools.partial(op, *args, **kwargs)
+
     return replace(
         chain_sample(chain),
         what=f"{op_name(node)} {', '.join(map(_short, layouts))}",
         shape_key=_digest(f"{_text(chain)} {shapes}"),
+        eager=eager,
     )
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from hilore_planner.errors import HiloreError
+from hilore_planner.passes import compat
 
-SCHEMA = 1
+SCHEMA = 2
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,20 @@ class Entry:
     ns: int | None
     why: str = ""
     is_passing: bool = False
+
+
+def tried(what: str, function: Callable[[], T]) -> T | Entry:
+    """What a function returns, or an entry that says why it does not."""
+    try:
+        with compat.without_modes():
+            return function()
+    except torch.OutOfMemoryError:
+        return Entry(what, None, "out of memory when it was to be measured", True)
+    except (
+        Exception
+    ) as error:  # whatever a kernel or the compiler may raise: the work is priced otherwise
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Entry(what, None, text[:200])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +98,9 @@ class CostTable:
         """What is known of this content."""
         return self._entries.get(key)
 
-    def add(self, keys: Iterable[str], entry: Entry) -> None:
-        """Take over a measurement under all its keys, and write the file."""
-        self._entries |= dict.fromkeys(keys, entry)
+    def add(self, entries: Mapping[str, Entry]) -> None:
+        """Take over measurements by their keys, and write the file."""
+        self._entries |= entries
         _write(self.path, self.owner, self._entries)
 
     def reload(self) -> None:

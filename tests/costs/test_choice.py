@@ -90,7 +90,7 @@ def test_a_file_of_another_device_is_read_and_never_extended(
     around: Surroundings, asked: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "h200.json"
-    CostTable(path, Owner(ABSENT, "2.11.0")).add(["key"], Entry("mm", 7))
+    CostTable(path, Owner(ABSENT, "2.11.0")).add({"key": Entry("mm", 7)})
     before = path.read_bytes()
     region = planned(around, str(path))
     assert region.plan.provenance.costs == "measured"

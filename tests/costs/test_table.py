@@ -18,9 +18,9 @@ def test_a_time_is_there_for_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     table = CostTable(path, HERE)
     with table.measuring():
-        table.add(["a", "b"], Entry("mm", 7))
-        table.add(["c"], Entry("odd", None, "RuntimeError: no kernel"))
-        table.add(["d"], Entry("large", None, "out of memory", is_passing=True))
+        table.add({"a": Entry("mm", 7), "b": Entry("mm", 7)})
+        table.add({"c": Entry("odd", None, "RuntimeError: no kernel")})
+        table.add({"d": Entry("large", None, "out of memory", is_passing=True)})
     again = CostTable(path, HERE)
     assert again.get("a") == again.get("b") == Entry("mm", 7)
     assert again.get("c") == Entry("odd", None, "RuntimeError: no kernel")
@@ -33,16 +33,16 @@ def test_two_processes_keep_what_the_other_measured(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     first, second = CostTable(path, HERE), CostTable(path, HERE)
     with first.measuring():
-        first.add(["a"], Entry("mm", 7))
+        first.add({"a": Entry("mm", 7)})
     with second.measuring():
         assert second.get("a") == Entry("mm", 7)
-        second.add(["b"], Entry("bmm", 8))
+        second.add({"b": Entry("bmm", 8)})
     assert {CostTable(path, HERE).get(key) for key in "ab"} == {Entry("mm", 7), Entry("bmm", 8)}
 
 
 def test_a_file_of_another_device_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    CostTable(path, HERE).add(["a"], Entry("mm", 7))
+    CostTable(path, HERE).add({"a": Entry("mm", 7)})
     with pytest.raises(HiloreError, match=r"is for cpu, 2 threads.*not for NVIDIA H200"):
         CostTable(path, Owner("NVIDIA H200", "2.13.0"))
     content = json.loads(path.read_text())
