@@ -22,7 +22,7 @@ from torch import Tensor
 from hilore_planner.costs.layout import Layout
 from hilore_planner.costs.load import Arena, Copies, Load, Program, input_bytes
 from hilore_planner.costs.sample import Run, Sample
-from hilore_planner.costs.table import Entry, tried
+from hilore_planner.costs.table import OUT_OF_MEMORY, Entry, tried
 
 _WARM_SECONDS = 0.5
 """How long the load runs before anything is timed: power limits follow within some tenths of a second."""
@@ -58,7 +58,10 @@ class Stopwatch:
             if self.device.type != "cuda":
                 return [self._alone(sample, run) for sample, run in samples]
             with torch.cuda.device(self.device):
-                return _times(self.device, samples, program)
+                try:
+                    return _times(self.device, samples, program)
+                except torch.OutOfMemoryError:
+                    return [_out_of_memory(sample) for sample, _ in samples]
 
     def _alone(self, sample: Sample, run: Run) -> Entry:
         time_ns = tried(sample.what, partial(self.time_ns, sample, run))
@@ -94,7 +97,7 @@ def _times(
 def _first(arena: Arena, sample: Sample, run: Run, layouts: Sequence[Layout]) -> _Call | Entry:
     """A call that was made once, which waits for its kernels and finds out whether it can be made."""
     if not arena.holds(layouts):
-        return Entry(sample.what, None, "out of memory when it was to be measured", True)
+        return _out_of_memory(sample)
 
     def first() -> _Call:
         call = _Call(run, arena.inputs(layouts))
@@ -107,6 +110,10 @@ def _first(arena: Arena, sample: Sample, run: Run, layouts: Sequence[Layout]) ->
         return call
 
     return tried(sample.what, first)
+
+
+def _out_of_memory(sample: Sample) -> Entry:
+    return Entry(sample.what, None, OUT_OF_MEMORY, is_passing=True)
 
 
 def _free_bytes() -> int:

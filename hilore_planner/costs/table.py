@@ -17,6 +17,7 @@ from hilore_planner.errors import HiloreError
 from hilore_planner.passes import compat
 
 SCHEMA = 2
+OUT_OF_MEMORY = "out of memory when it was to be measured"
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ def tried(what: str, function: Callable[[], T]) -> T | Entry:
         with compat.without_modes():
             return function()
     except torch.OutOfMemoryError:
-        return Entry(what, None, "out of memory when it was to be measured", True)
+        return Entry(what, None, OUT_OF_MEMORY, is_passing=True)
     except (
         Exception
     ) as error:  # whatever a kernel or the compiler may raise: the work is priced otherwise
