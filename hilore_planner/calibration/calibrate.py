@@ -1,12 +1,13 @@
 """``hilore.calibrate``: from an update and sample batches to a risk profile.
 
 Each class of units is made inexact alone, and the gradient's squared relative error over the units' summed errors is
-its gain, over all batches together. Placements such as a solver might choose then show how far risks add up, and how
-much batches differ: a solver picks what seems to risk least, and of what was measured that is partly luck.
+its gain. Placements such as a solver might choose then show how far risks add up and how much batches differ, and
+gains are fitted to them: a solver picks what seems to risk least, and of what was measured that is partly luck.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,13 +15,12 @@ from typing import Any
 import msgspec
 
 from hilore_planner.calibration.capture import CapturedUpdate
-from hilore_planner.calibration.estimate import summed_risks
+from hilore_planner.calibration.estimate import fitted_risks, observations, summed_risks
 from hilore_planner.calibration.measure import MeasuredBatch
-from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.calibration.progress import shown
 from hilore_planner.calibration.rows import SequenceWeights
-from hilore_planner.calibration.sampling import Sampling, is_telling
+from hilore_planner.calibration.sampling import Sampling
 from hilore_planner.errors import OptionError
 from hilore_planner.grpo.exposure import Exposure
 from hilore_planner.options import Options
@@ -30,7 +30,7 @@ Batch = Sequence[Any]
 ExposureOf = Callable[[Batch], Exposure]
 
 _SURE = 2.5
-"""Standard deviations from a typical batch to one that is hardly ever exceeded."""
+"""Standard deviations, of logarithms, from a typical batch to one that is hardly ever exceeded."""
 
 
 def calibrate(
@@ -86,24 +86,16 @@ def calibrate(
 def profile_of(sampling: Sampling) -> RiskProfile:
     """The profile that measurements give."""
     raw = summed_risks(sampling)
-    model = CalibratedRisk(raw, sampling.graph)
-    tried = [(trial, model.typical(trial.placement)) for trial in sampling.trials]
-    tried = [(trial, predicted) for trial, predicted in tried if is_telling(predicted)]
-    if not tried and raw.kept:
+    seen = observations(sampling, raw)
+    if not len(seen.measured) and raw.kept:
         raise OptionError(
             f"no placement by codecs {', '.join(raw.codecs)} has a gradient error that could be measured and is below "
             "20%; accepted: finer codecs, or batches of a model that is trained"
         )
-    if not tried:
+    if not len(seen.measured):
         return raw
-    ratios = [trial.share / predicted for trial, predicted in tried]
-    # What a batch's own norm has to do with it belongs into the margin: it is not known before the forward.
-    norm = sampling.typical_norm
-    typical = statistics.fmean(
-        ratio * trial.squared_norm / (trial.exposed * norm)
-        for ratio, (trial, _) in zip(ratios, tried, strict=True)
-    )
-    most = max(typical, *ratios, statistics.fmean(ratios) + _SURE * statistics.pstdev(ratios))
-    return msgspec.structs.replace(
-        raw, trials=tuple(ratios), additivity=typical, margin=most / typical
-    )
+    fitted = fitted_risks(raw, seen)
+    ratios = seen.unseen_ratios()
+    logs = list(map(math.log, ratios))
+    most = math.exp(statistics.fmean(logs) + _SURE * statistics.pstdev(logs))
+    return msgspec.structs.replace(fitted, trials=tuple(ratios), margin=max(1.0, most, *ratios))

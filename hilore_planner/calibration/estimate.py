@@ -1,4 +1,4 @@
-"""The profile that measurements of single classes give, before whole placements are compared with it."""
+"""The profile that measurements give: of single classes, then of whole placements."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch.fx import Node
 
 from hilore_planner.calibration.classes import UnitClass
+from hilore_planner.calibration.fit import Observations
+from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import ClassRisk, RiskProfile
+from hilore_planner.calibration.trials import is_telling
 from hilore_planner.passes.ops import tensor
 
 if TYPE_CHECKING:
@@ -33,6 +37,38 @@ def summed_risks(sampling: Sampling) -> RiskProfile:
         torch=str(torch.__version__),
         device=_device_name(sampling.interpreter.joint.primals),
     )
+
+
+def observations(sampling: Sampling, raw: RiskProfile) -> Observations:
+    """The placements that were measured and that show something."""
+    model = CalibratedRisk(raw, sampling.graph)
+    columns = [0, *map(id, (*raw.kept, *raw.rebuilt))]
+    parts, measured, batches = [], [], []
+    for trial in sampling.trials:
+        by_class = model.by_class(trial.placement)
+        if is_telling(sum(by_class.values())) and trial.share:
+            parts.append([by_class.get(column, 0.0) for column in columns])
+            measured.append(trial.share)
+            batches.append(trial.batch)
+    return Observations(
+        torch.tensor(parts, dtype=torch.float64).reshape(len(measured), len(columns)),
+        torch.tensor(measured, dtype=torch.float64),
+        torch.tensor(batches),
+    )
+
+
+def fitted_risks(raw: RiskProfile, seen: Observations) -> RiskProfile:
+    """The same with gains, and a factor on all, that agree with whole placements."""
+    factors, common = seen.factors()
+    _, *of_classes = factors.tolist()
+    fitted = [
+        msgspec.structs.replace(
+            risk, gains={codec: factor * gain for codec, gain in risk.gains.items()}
+        )
+        for risk, factor in zip((*raw.kept, *raw.rebuilt), of_classes, strict=True)
+    ]
+    kept, rebuilt = fitted[: len(raw.kept)], fitted[len(raw.kept) :]
+    return msgspec.structs.replace(raw, kept=tuple(kept), rebuilt=tuple(rebuilt), additivity=common)
 
 
 def _risk(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hilore_planner.calibration.classes import sources
@@ -41,16 +42,16 @@ class CalibratedRisk:
 
     def risk(self, unit: RecoveryUnit, codec: str) -> float:
         """Risk of keeping ``unit`` by ``codec``."""
-        risk = self.profile.margin * self._mean(self._kept(unit, codec))
+        risk = self.profile.margin * self.mean(self._kept(unit, codec))
         return risk if codec_named(codec).is_lossless else max(risk, _LEAST)
 
     def inexact_risk(self, unit: RecoveryUnit, codecs: Sequence[str]) -> float:
         """What recomputing ``unit`` from values kept by the worst of ``codecs`` adds."""
-        found = self.profile.find(self.profile.rebuilt, unit.origin.kind, unit.origin.layer)
+        found = self._rebuilt_class(unit)
         if found is None:
             can_be_inexact = unit.can_store and unit.can_recompute and sources(self.graph, unit)
             return FIRST_ORDER.inexact_risk(unit, codecs) if can_be_inexact else 0.0
-        errors = (self._mean([_error(found, c) for c in self._codecs(codec)]) for codec in codecs)
+        errors = (self.mean([_error(found, c) for c in self._codecs(codec)]) for codec in codecs)
         return self.profile.margin * self._rebuilt(found, max(errors, default=0.0))
 
     def gradient_error(self, solution: Solution) -> float:
@@ -65,33 +66,48 @@ class CalibratedRisk:
 
     def typical(self, placement: Mapping[str, str]) -> float:
         """Squared relative gradient error of a whole placement on a typical batch."""
-        return self._mean(self.by_sequence(placement))
+        return self.mean(self.by_sequence(placement))
 
     def by_sequence(self, placement: Mapping[str, str]) -> BySequence:
         """The same if all of a batch's exposure were at one place: what it is for a batch is their mean by exposure."""
-        errors: dict[str, BySequence] = {}
         total = [0.0] * self._places
+        for _, _, risks in self.parts(placement):
+            total = _sum(total, risks)
+        return total
+
+    def by_class(self, placement: Mapping[str, str]) -> dict[int, float]:
+        """What each class adds on a typical batch, by its identity; 0 is of all units the profile does not know."""
+        found: dict[int, float] = defaultdict(float)
+        for _, risk_class, risks in self.parts(placement):
+            found[0 if risk_class is None else id(risk_class)] += self.mean(risks)
+        return found
+
+    def parts(
+        self, placement: Mapping[str, str]
+    ) -> Iterator[tuple[str, ClassRisk | None, BySequence]]:
+        """Each inexact unit, its class, and what it adds."""
+        errors: dict[str, BySequence] = {}
         for name, unit in self.graph.units.items():
             action = placement.get(name, "")
             if action.startswith(_CODEC):
                 codec = action.removeprefix(_CODEC)
                 errors[name] = self._errors(unit, codec)
-                total = _sum(total, self._kept(unit, codec))
+                yield name, self._class(unit, codec), self._kept(unit, codec)
             elif action == "recompute":
                 of = [errors.get(source.name) for source in sources(self.graph, unit)]
                 inexact = [found for found in of if found is not None]
                 if inexact:
                     errors[name] = [sum(place) / len(of) for place in zip(*inexact, strict=True)]
-                    total = _sum(total, self._added(unit, errors[name]))
-        return total
+                    yield name, self._rebuilt_class(unit), self._added(unit, errors[name])
+
+    def mean(self, values: BySequence) -> float:
+        """Over a typical batch's exposure."""
+        shares = self.profile.shares or (1.0,)
+        return sum(share * value for share, value in zip(shares, values, strict=True))
 
     @property
     def _places(self) -> int:
         return max(1, len(self.profile.shares))
-
-    def _mean(self, values: BySequence) -> float:
-        shares = self.profile.shares or (1.0,)
-        return sum(share * value for share, value in zip(shares, values, strict=True))
 
     def _codecs(self, codec: str) -> list[str]:
         """What keeps the sequence at each place."""
@@ -110,7 +126,7 @@ class CalibratedRisk:
         ]
 
     def _added(self, unit: RecoveryUnit, errors: BySequence) -> BySequence:
-        found = self.profile.find(self.profile.rebuilt, unit.origin.kind, unit.origin.layer)
+        found = self._rebuilt_class(unit)
         if found is not None:
             return [self._rebuilt(found, error) for error in errors]
         # An operator's own unit has no value: its outputs carry the risk.
@@ -125,7 +141,7 @@ class CalibratedRisk:
         if codec not in found.gains or read_tiers(codec) is None:
             return by_place
         # Measured as a whole: errors of sequences that are alike may go together.
-        whole, mean = scale * found.errors[codec] * found.gains[codec], self._mean(by_place)
+        whole, mean = scale * found.errors[codec] * found.gains[codec], self.mean(by_place)
         return [whole * risk / mean for risk in by_place] if mean else [whole] * self._places
 
     def _errors(self, unit: RecoveryUnit, codec: str) -> BySequence:
@@ -136,6 +152,9 @@ class CalibratedRisk:
 
     def _rebuilt(self, found: ClassRisk, error: float) -> float:
         return self.profile.additivity * max(found.gains.values()) * error
+
+    def _rebuilt_class(self, unit: RecoveryUnit) -> ClassRisk | None:
+        return self.profile.find(self.profile.rebuilt, unit.origin.kind, unit.origin.layer)
 
     def _class(self, unit: RecoveryUnit, codec: str) -> ClassRisk | None:
         """None for units the profile does not know, and for copies that lose nothing."""

@@ -60,7 +60,7 @@ class RiskProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rebuilt: tuple[ClassRisk, ...]
     """Classes of units made again from smaller copies of others: what that adds; errors are those of the copies."""
     trials: tuple[Positive, ...]
-    """Measured over predicted squared error of whole placements, before ``additivity``."""
+    """Measured over predicted squared error of whole placements, predicted from other batches alone."""
     additivity: Positive
     """Factor from summed risks to the squared error of a whole placement on a typical batch."""
     margin: Annotated[float, msgspec.Meta(ge=1)]

@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from hilore_planner.calibration.classes import UnitClass, kept_classes, rebuilt_classes, sources
-from hilore_planner.calibration.estimate import summed_risks
+from hilore_planner.calibration.estimate import fitted_risks, observations, summed_risks
 from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch, amplification, change_by
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import family
 from hilore_planner.calibration.progress import Steps
+from hilore_planner.calibration.trials import Trial, draw_placement, is_telling
 from hilore_planner.codec_names import DROP, STORE, read_tiers
 from hilore_planner.errors import OptionError
 from hilore_planner.passes.codecs import codec_for, codec_named
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
-_TRIALS = 3
+_TRIALS = 4
 """Placements tried on each batch."""
-_TRIED_ERRORS = (2e-3, 0.1)
-"""Gradient errors that placements which are tried are meant to have: those of plans, and still proportional."""
-
-
 _DRAWS = 50
 """Placements drawn until one is worth measuring."""
-_LEAST, _MOST = 1e-9, 0.04
-"""Squared gradient errors that show something of plans: below is rounding, above errors are not in proportion."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A placement that was measured.
-
-    Attributes:
-        share: squared relative error of the gradient.
-        squared_norm, exposed: of its batch: squared norm of the gradient, and squared exposure.
-    """
-
-    placement: dict[str, str]
-    share: float
-    squared_norm: float
-    exposed: float
 
 
 @dataclass(slots=True)
@@ -64,6 +42,8 @@ class Sampling:
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     errors: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     """By unit and codec."""
+    spared_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By unit and codec."""
     samples: dict[tuple[int, str], list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -74,7 +54,9 @@ class Sampling:
     shares: list[list[float]] = field(default_factory=list)
     """Of each batch's squared exposure."""
     batches: int = 0
-    _shares: dict[tuple[str, frozenset[str], frozenset[str]], float] = field(default_factory=dict)
+    _shares: dict[tuple[frozenset[tuple[str, str]], frozenset[str]], float] = field(
+        default_factory=dict
+    )
     """Of the present batch: sources of one class are often another class."""
 
     @classmethod
@@ -130,8 +112,10 @@ class Sampling:
             for unit_class in self.rebuilt:
                 self._sample_rebuilt(batch, unit_class, self.probes[0])
         self.steps.more(_TRIALS)
+        raw = summed_risks(self)
+        model = CalibratedRisk(fitted_risks(raw, observations(self, raw)), self.graph)
         for _ in range(_TRIALS):
-            self._try(batch)
+            self._try(batch, model)
 
     def _measure_errors(self, batch: MeasuredBatch) -> None:
         for unit_class in self.kept:
@@ -140,20 +124,24 @@ class Sampling:
                     codec, value = codec_for(unit, name), batch.values[unit.maker]
                     if not codec.accepts(value):
                         continue
-                    if codec.kept_bytes(value.shape, value.dtype) < unit.kept_bytes:
+                    spared = unit.kept_bytes - codec.kept_bytes(value.shape, value.dtype)
+                    if spared > 0:
                         self.errors[unit.name, name].append(batch.error(unit, codec))
+                        self.spared_bytes[unit.name, name] = spared
 
     def _share(
-        self, batch: MeasuredBatch, codec: str, kept: Iterable[str], rebuilt: Iterable[str] = ()
+        self, batch: MeasuredBatch, kept: Mapping[str, str], rebuilt: Iterable[str] = ()
     ) -> float:
-        """Squared relative gradient error with units kept by a codec and others made again from them."""
-        key = (codec, frozenset(kept), frozenset(rebuilt))
+        """Squared relative gradient error with units kept by codecs and others made again from them."""
+        key = (frozenset(kept.items()), frozenset(rebuilt))
         if key not in self._shares:
-            factor = amplification(codec_named(codec), batch.dtype)
+            # Rounding hides small errors; those of the coarsest codec must still act in proportion.
+            factor = min(amplification(codec_named(c), batch.dtype) for c in kept.values())
             changes: dict[str, Change] = {
-                name: change_by(codec_for(self.graph.units[name], codec), factor) for name in key[1]
+                name: change_by(codec_for(self.graph.units[name], codec), factor)
+                for name, codec in kept.items()
             }
-            changes |= dict.fromkeys(key[2], "recompute")
+            changes |= dict.fromkeys(key[1], "recompute")
             self._shares[key] = batch.share(changes) / factor**2
         self.steps.done()
         return self._shares[key]
@@ -162,7 +150,7 @@ class Sampling:
         units = [unit.name for unit in unit_class.units if (unit.name, codec) in self.errors]
         if units:
             error = sum(self.errors[name, codec][-1] for name in units)
-            share = self._share(batch, codec, units) if _is_read(unit_class) else 0.0
+            share = self._share(batch, dict.fromkeys(units, codec)) if _is_read(unit_class) else 0.0
             self._sample(batch, unit_class, codec, share, error)
 
     def _sample_rebuilt(self, batch: MeasuredBatch, unit_class: UnitClass, codec: str) -> None:
@@ -174,8 +162,9 @@ class Sampling:
             return
         added = 0.0
         if _is_read(unit_class):
-            alone = self._share(batch, codec, of)
-            added = max(0.0, self._share(batch, codec, of, (u.name for u in units)) - alone)
+            kept = dict.fromkeys(of, codec)
+            alone = self._share(batch, kept)
+            added = max(0.0, self._share(batch, kept, (u.name for u in units)) - alone)
         self._sample(batch, unit_class, codec, added, error)
 
     def _sample(
@@ -205,69 +194,25 @@ class Sampling:
     def _sources(self, unit: RecoveryUnit, codec: str) -> list[RecoveryUnit]:
         return [of for of in sources(self.graph, unit) if (of.name, codec) in self.errors]
 
-    def _try(self, batch: MeasuredBatch) -> None:
+    def _try(self, batch: MeasuredBatch, model: CalibratedRisk) -> None:
         """Measure a placement as it would be run, if one is drawn that shows something."""
-        model = CalibratedRisk(summed_risks(self), self.graph)
         for _ in range(_DRAWS):
-            codec = self.draw.choice(self.codecs)
-            placement = self._likely_placement(codec)
+            placement = draw_placement(model, self.spared_bytes, self.draw)
             if is_telling(model.typical(placement)):
                 break
         else:
             self.steps.done()
             return
-        kept = [name for name, action in placement.items() if action.startswith("compress:")]
+        codec = "compress:"
+        kept = {
+            n: action.removeprefix(codec)
+            for n, action in placement.items()
+            if action.startswith(codec)
+        }
         makers = self.interpreter.makers
         rebuilt = [name for name, do in placement.items() if do == "recompute" and name in makers]
-        share = self._share(batch, codec, kept, rebuilt)
-        self.trials.append(Trial(placement, share, batch.squared_norm, batch.exposed))
-
-    def _likely_placement(self, codec: str) -> dict[str, str]:
-        """What a solver might choose: the classes that risk least for their bytes are kept by ``codec``.
-
-        Of the other kinds of units some are stored, and some made again.
-        """
-        least, most = (math.log(error) for error in _TRIED_ERRORS)
-        cheap = self._cheapest(codec, math.exp(2 * self.draw.uniform(least, most)))
-        part, again = self.draw.random(), dict[str, bool]()
-        placement: dict[str, str] = {}
-        for name, unit in self.graph.units.items():
-            kind = unit.origin.kind
-            if kind not in again:
-                again[kind] = self.draw.random() < part
-            if not unit.can_store:
-                placement[name] = "recompute"
-            elif name in cheap:
-                placement[name] = f"compress:{codec}"
-            else:
-                is_again = again[kind] and unit.can_recompute and not unit.forced
-                placement[name] = "recompute" if is_again else "store"
-        return placement
-
-    def _cheapest(self, codec: str, budget: float) -> set[str]:
-        """Units of the classes whose copies by ``codec`` risk least for their bytes, together up to ``budget``."""
-        probe = codec if codec in self.probes else self._probe_of(codec)
-        found: list[tuple[float, float, list[str]]] = []
-        for unit_class in self.kept:
-            units = [unit for unit in unit_class.units if (unit.name, codec) in self.errors]
-            gain = self.gain(unit_class, probe)
-            if units and gain is not None:
-                risk = gain * sum(self.errors[unit.name, codec][-1] for unit in units)
-                size_bytes = sum(unit.kept_bytes for unit in units)
-                found.append((risk / size_bytes, risk, [unit.name for unit in units]))
-        found.sort()
-        risks = accumulate(risk for _, risk, _ in found)
-        chosen = (names for (_, _, names), sum_ in zip(found, risks, strict=True) if sum_ <= budget)
-        return {name for names in chosen for name in names}
-
-    def _probe_of(self, codec: str) -> str:
-        """The codec whose gains stand for those of ``codec``."""
-        return next(probe for probe in self.probes if family(probe) == family(codec))
-
-
-def is_telling(squared_error: float) -> bool:
-    """Whether a placement of this predicted squared gradient error shows something of those that plans have."""
-    return _LEAST < squared_error < _MOST
+        share = self._share(batch, kept, rebuilt)
+        self.trials.append(Trial(placement, self.batches, share))
 
 
 def _is_read(unit_class: UnitClass) -> bool:

@@ -1,0 +1,57 @@
+"""Gains fitted to whole placements are those that placements are chosen by, not those that luck made small."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hilore_planner.calibration.fit import Observations
+
+CLASSES, BATCHES, TRIALS = 40, 8, 4
+
+
+def _cheapest(gains: Tensor, noise: torch.Generator) -> Tensor:
+    """Ones for the third of some classes that seem to risk least, as a solver picks; zeros for the others."""
+    offered = torch.rand(CLASSES, generator=noise) < 0.6
+    found = torch.zeros(CLASSES, dtype=torch.float64)
+    found[torch.where(offered, gains, torch.inf).argsort()[: CLASSES // 3]] = 1.0
+    return found
+
+
+def test_what_was_measured_too_low_is_put_right() -> None:
+    noise = torch.Generator().manual_seed(0)
+    true = torch.randn(CLASSES, generator=noise, dtype=torch.float64).mul(0.5).exp()
+    measured = true * torch.randn(CLASSES, generator=noise, dtype=torch.float64).mul(0.4).exp()
+    chosen = [_cheapest(measured, noise) for _ in range(BATCHES * TRIALS)]
+    seen = Observations(
+        torch.stack([chosen_ * measured for chosen_ in chosen]),
+        torch.stack([chosen_ @ true for chosen_ in chosen])
+        * torch.randn(len(chosen), generator=noise).mul(0.2).exp(),
+        torch.arange(BATCHES).repeat_interleave(TRIALS),
+    )
+    factors, common = seen.factors()
+    fitted = measured * factors * common
+    others = torch.stack([_cheapest(fitted, noise) for _ in range(50)])
+    curse = torch.stack([_cheapest(measured, noise) for _ in range(50)])
+    assert float((curse @ measured / (curse @ true)).mean()) < 0.85
+    ratios = others @ fitted / (others @ true)
+    assert float(ratios.mean()) == pytest.approx(1.0, abs=0.1)
+    assert float((ratios - 1).abs().max()) < 0.2
+
+
+def test_a_batch_that_differs_is_not_explained_by_itself() -> None:
+    parts = torch.ones(BATCHES * TRIALS, 3, dtype=torch.float64)
+    batches = torch.arange(BATCHES).repeat_interleave(TRIALS)
+    measured = parts.sum(1) * torch.where(batches == 0, 3.0, 1.0)
+    ratios = Observations(parts, measured, batches).unseen_ratios()
+    assert ratios[:TRIALS] == pytest.approx([3.0] * TRIALS)
+    assert max(ratios[TRIALS:]) < 1.0
+
+
+def test_without_placements_gains_stay() -> None:
+    none = Observations(torch.empty(0, 3).double(), torch.empty(0).double(), torch.empty(0))
+    factors, common = none.factors()
+    assert factors.tolist() == [1.0] * 3
+    assert common == 1.0
+    assert none.unseen_ratios() == []
