@@ -17,15 +17,17 @@ from hilore_planner.attempt import Attempt
 from hilore_planner.checking import workspaces
 from hilore_planner.compiling import RegionCompiler
 from hilore_planner.correction import Aim
+from hilore_planner.costs import costs_for
 from hilore_planner.errors import HiloreError, PlanFileError
 from hilore_planner.head_plan import HeadPlan
 from hilore_planner.kept import KeptPlans
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, Planner
 from hilore_planner.passes import compat
+from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.planning import PlannedRegion, head_trial, plan_region, region_name
+from hilore_planner.planning import PlannedRegion, head_trial, plan_region, pose, region_name
 from hilore_planner.region import Surroundings, surroundings
 from hilore_planner.sizes import format_bytes
 
@@ -88,7 +90,7 @@ def _compile(
         around.usable_bytes,
         auto_reserved_bytes=around.pending_optimizer_bytes,
     )
-    source = PlanSource(options, around, region_name(gm))
+    source = PlanSource(options, around, region_name(gm), costs_for(options, around))
     attempt = RegionCompiler(
         gm=gm,
         inputs=inputs,
@@ -115,6 +117,7 @@ class PlanSource:
     options: Options
     around: Surroundings
     region: str
+    costs: Costs
     _is_replaced: bool = False
 
     def is_given(self, plan: PlacementPlan) -> bool:
@@ -135,8 +138,8 @@ class PlanSource:
 
     def settings(self, aim: Aim) -> CutSettings:
         """What cutting the region for an aim depends on; for the least peak, the head is cut as finely as may be."""
-        trial = head_trial(self.around, self.options, aim.cap_bytes or 1)
         options = self.options
+        trial = head_trial(self.around, options, self.costs, aim.cap_bytes or 1)
         return CutSettings(
             options.checkpoint_tags, options.head, trial, self.decided_head, options.head_totals
         )
@@ -166,16 +169,8 @@ class PlanSource:
         aim: Aim,
         loaded: PlacementPlan | None,
     ) -> PlannedRegion:
-        return plan_region(
-            joint,
-            self.around,
-            self.options,
-            region=self.region,
-            aim=aim,
-            head=head,
-            loaded=loaded,
-            workspaces=workspaces(self.around),
-        )
+        posed = pose(joint, self.around, self.options, self.costs, workspaces(self.around))
+        return plan_region(posed, region=self.region, aim=aim, head=head, loaded=loaded)
 
     def write(self, plan: PlacementPlan) -> None:
         """Write the user's plan file, unless the plan came from it."""

@@ -8,14 +8,14 @@ shrink as chunks get more, and nothing else changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch.fx import Graph, GraphModule, Node
 
 from hilore_planner.head_plan import NO_HEAD, Form, HeadPlan, HeadWay, Totals
 from hilore_planner.passes import compat
-from hilore_planner.passes.devices import DeviceProfile
+from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.head import (
     HeadRefusal,
@@ -54,15 +54,40 @@ Describe = Callable[[GraphModule, dict[Node, Node]], JointGraph]
 class HeadTrial:
     """What is needed to see what a way to run a head would cost.
 
+    It is of one region: what was found out for one cap is known for others.
+
     Attributes:
         problem_of: builds the region's placement problem.
-        profile: device whose roofline prices the head.
+        costs: that price the head.
         solver_seconds: for all ways together.
+        cap_bytes: of the problems.
     """
 
     problem_of: ProblemOf
-    profile: DeviceProfile
+    costs: Costs
     solver_seconds: float
+    cap_bytes: int
+    _posed: dict[Form, _Posed] = field(default_factory=dict, repr=False)
+
+    def posed(self, form: Form, cut: Callable[[], JointGraph]) -> _Posed:
+        """The problem of a graph whose head was cut, or not."""
+        if form not in self._posed:
+            graph, problem = self.problem_of(cut())
+            self._posed[form] = _Posed(problem, _alive_chunk_bytes(graph.joint, graph.schedule))
+        posed = self._posed[form]
+        return replace(posed, problem=replace(posed.problem, memory_cap_bytes=self.cap_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Posed:
+    """The problem of one way to run a head.
+
+    Attributes:
+        wide: bytes of a chunk's logits and their gradient that are alive at each position.
+    """
+
+    problem: PlacementProblem
+    wide: Sequence[int]
 
 
 def decide_head(
@@ -156,31 +181,33 @@ def _chosen(site: HeadSite, tried: Sequence[_Tried], totals: Totals) -> HeadPlan
 def _cut_ways(
     gm: GraphModule, site: HeadSite, totals: Totals, describe: Describe, trial: HeadTrial
 ) -> list[_Tried]:
-    copy, nodes = _copied(gm)
-    found = plan_head(copy)
-    assert isinstance(found, HeadSite)
-    rewrite_head(copy, found, _TRIAL_CHUNKS, totals)
-    graph, problem = trial.problem_of(describe(copy, nodes))
-    wide = _alive_chunk_bytes(graph.joint, graph.schedule)
+    def cut() -> JointGraph:
+        copy, nodes = copied(gm)
+        found = plan_head(copy)
+        assert isinstance(found, HeadSite)
+        rewrite_head(copy, found, _TRIAL_CHUNKS, totals)
+        return describe(copy, nodes)
+
+    posed = trial.posed(site.form, cut)
     trial_bytes = _chunk_bytes(site, _TRIAL_CHUNKS)
     counts = chunk_counts(compat.hint(site.rows), logits_bytes(site))
     seconds = trial.solver_seconds / len(counts)
     return [
         _tried(
-            _scaled(problem, wide, _chunk_bytes(site, chunks), trial_bytes),
+            _scaled(posed, _chunk_bytes(site, chunks), trial_bytes),
             seconds,
             site.form,
             chunks,
             _chunk_bytes(site, chunks),
-            added_ns(site, chunks, totals, trial.profile),
+            added_ns(site, chunks, totals, trial.costs),
         )
         for chunks in counts
     ]
 
 
 def _whole_way(gm: GraphModule, size_bytes: int, describe: Describe, trial: HeadTrial) -> _Tried:
-    _, problem = trial.problem_of(describe(*_copied(gm)))
-    return _tried(problem, trial.solver_seconds, "whole", 0, size_bytes, 0)
+    posed = trial.posed("whole", lambda: describe(*copied(gm)))
+    return _tried(posed.problem, trial.solver_seconds, "whole", 0, size_bytes, 0)
 
 
 def _tried(
@@ -203,21 +230,20 @@ def _alive_chunk_bytes(joint: JointGraph, schedule: Schedule) -> list[int]:
     )
 
 
-def _scaled(
-    problem: PlacementProblem, wide: Sequence[int], chunk_bytes: int, trial_bytes: int
-) -> PlacementProblem:
-    """The problem as it would be with chunks of other logits than the trial's, ``wide`` of which are alive."""
+def _scaled(posed: _Posed, chunk_bytes: int, trial_bytes: int) -> PlacementProblem:
+    """The problem as it would be with chunks of other logits than the trial's."""
+    problem = posed.problem
     positions = tuple(
         replace(
             position,
             fixed_bytes=position.fixed_bytes - alive + -(-alive * chunk_bytes // trial_bytes),
         )
-        for position, alive in zip(problem.positions, wide, strict=True)
+        for position, alive in zip(problem.positions, posed.wide, strict=True)
     )
     return replace(problem, positions=positions)
 
 
-def _copied(gm: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
+def copied(gm: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
     """The same nodes and values in a graph of its own, and which node became which."""
     graph, nodes = Graph(), dict[Node, Node]()
     output = graph.output(graph.graph_copy(gm.graph, nodes))

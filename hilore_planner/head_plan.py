@@ -24,7 +24,7 @@ class HeadWay:
     logits_bytes: int
     """Logits of one chunk, or all of them."""
     head_ns: int
-    """Time it adds to the head, by roofline."""
+    """Time it adds to the head."""
     objective_ns: int | None
     """Time the placement then adds; None where nothing fits the cap."""
 
@@ -44,7 +44,7 @@ class HeadPlan:
     logits_bytes: int = 0
     """Logits of one chunk, or all of them; 0 where no head was found."""
     head_ns: int = 0
-    """Time it adds to the head, by roofline."""
+    """Time it adds to the head."""
     totals: Totals = "gradient"
     reason: str = ""
     """Why it is whole, or why it is not early."""

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from hilore_planner.errors import HiloreError
-from hilore_planner.head_decision import HeadOption, HeadTrial, decide_head
+from hilore_planner.head_decision import HeadOption, HeadTrial, copied, decide_head
 from hilore_planner.head_plan import HeadPlan, Totals
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import CheckpointTags, JointGraph, clean, describe, fingerprint
-from hilore_planner.passes.head import HeadSite, normalise_head, plan_head, rewrite_head
+from hilore_planner.passes.head import (
+    HeadRefusal,
+    HeadSite,
+    normalise_head,
+    plan_head,
+    rewrite_head,
+)
 from hilore_planner.passes.order import keep_order, sink_free
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.planning import PlannedRegion
@@ -84,7 +90,8 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         self.unplanned_reason = unplannable(gm, joint_inputs, outputs)
         if self.unplanned_reason:
             return compat.default_partition(gm, joint_inputs, **keywords)
-        start = time.perf_counter()
+        trial = self._settings.trial
+        start, measured = time.perf_counter(), _measuring_seconds(trial)
         try:
             return self._cut(gm, outputs, static)
         except HiloreError as error:
@@ -92,8 +99,7 @@ class HilorePartitioner(compat.CustomPartitionerFn):
             raise
         finally:
             self.seconds = time.perf_counter() - start
-            if self.planned is not None:
-                self.seconds -= self.planned.costs.measuring_seconds
+            self.seconds -= _measuring_seconds(trial) - measured
 
     def _cut(
         self, gm: torch.fx.GraphModule, num_forward_outputs: int, static: tuple[int, ...]
@@ -118,6 +124,80 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         return self.graphs
 
 
+def _measuring_seconds(trial: HeadTrial | None) -> float:
+    return 0.0 if trial is None else trial.costs.measuring_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class CleanGraph:
+    """A joint graph whose head is not cut yet.
+
+    Attributes:
+        tags: what the program's own checkpointing says of its nodes.
+        identity: its fingerprint.
+        found: its head.
+    """
+
+    gm: torch.fx.GraphModule
+    tags: Mapping[Node, str]
+    identity: str
+    found: HeadSite | HeadRefusal
+    num_forward_outputs: int
+    static_input_indices: Sequence[int]
+
+    @classmethod
+    def of(
+        cls,
+        gm: torch.fx.GraphModule,
+        checkpoint_tags: CheckpointTags,
+        *,
+        num_forward_outputs: int,
+        static_input_indices: Sequence[int],
+    ) -> CleanGraph:
+        """Clean a joint graph, in place."""
+        tags = clean(gm, checkpoint_tags)
+        normalise_head(gm)
+        return cls(
+            gm, tags, fingerprint(gm), plan_head(gm), num_forward_outputs, static_input_indices
+        )
+
+    def copied(self) -> CleanGraph:
+        """The same with nodes of its own, to be cut in another way."""
+        gm, nodes = copied(self.gm)
+        tags = {nodes[node]: tag for node, tag in self.tags.items()}
+        return replace(self, gm=gm, tags=tags, found=plan_head(gm))
+
+    def head(self, settings: CutSettings) -> HeadPlan:
+        """How its head is to be run; changes nothing."""
+        decided = settings.decided_head(self.identity)
+        if decided is not None:
+            return decided
+        return decide_head(
+            self.gm,
+            self.found,
+            settings.head,
+            settings.head_totals,
+            self._described,
+            settings.trial,
+        )
+
+    def cut(self, head: HeadPlan) -> JointGraph:
+        """Cut its head, in place."""
+        if head.chunks and isinstance(self.found, HeadSite):
+            rewrite_head(self.gm, self.found, head.chunks, head.totals)
+        return self._described(self.gm, {node: node for node in self.gm.graph.nodes})
+
+    def _described(self, graph: torch.fx.GraphModule, nodes: Mapping[Node, Node]) -> JointGraph:
+        """A copy of it, given which of its nodes became which."""
+        return describe(
+            graph,
+            {nodes[node]: tag for node, tag in self.tags.items() if node in nodes},
+            num_forward_outputs=self.num_forward_outputs,
+            static_input_indices=self.static_input_indices,
+            identity=self.identity,
+        )
+
+
 def prepare(
     gm: torch.fx.GraphModule,
     settings: CutSettings,
@@ -126,27 +206,14 @@ def prepare(
     static_input_indices: Sequence[int],
 ) -> tuple[JointGraph, HeadPlan]:
     """Clean a joint graph and cut its head, in place; also returns what was decided about the head."""
-    tags = clean(gm, settings.checkpoint_tags)
-    normalise_head(gm)
-    identity, found = fingerprint(gm), plan_head(gm)
-
-    def described(graph: torch.fx.GraphModule, nodes: Mapping[Node, Node]) -> JointGraph:
-        return describe(
-            graph,
-            {nodes[node]: tag for node, tag in tags.items() if node in nodes},
-            num_forward_outputs=num_forward_outputs,
-            static_input_indices=static_input_indices,
-            identity=identity,
-        )
-
-    head = settings.decided_head(identity)
-    if head is None:
-        head = decide_head(
-            gm, found, settings.head, settings.head_totals, described, settings.trial
-        )
-    if head.chunks and isinstance(found, HeadSite):
-        rewrite_head(gm, found, head.chunks, head.totals)
-    return described(gm, {node: node for node in gm.graph.nodes}), head
+    found = CleanGraph.of(
+        gm,
+        settings.checkpoint_tags,
+        num_forward_outputs=num_forward_outputs,
+        static_input_indices=static_input_indices,
+    )
+    head = found.head(settings)
+    return found.cut(head), head
 
 
 def crowded_nodes(planned: PlannedRegion) -> frozenset[str]:

@@ -11,7 +11,6 @@ from hilore_planner.attribution import PricedStep
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.composition import fixed_parts, vocabulary_size
 from hilore_planner.correction import Aim
-from hilore_planner.costs import costs_for
 from hilore_planner.crowding import order_limit
 from hilore_planner.errors import PlanFileError
 from hilore_planner.head_decision import HeadTrial
@@ -20,7 +19,7 @@ from hilore_planner.least_peak import least_peak
 from hilore_planner.options import Options
 from hilore_planner.passes import compat
 from hilore_planner.passes.attribution import source_line
-from hilore_planner.passes.cost import Costs, Roofline
+from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.faults import find_faults
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import tensor
@@ -37,6 +36,8 @@ from hilore_planner.solvers.problem import PlacementProblem, Solution
 from hilore_planner.transients import with_transients
 
 log = logging.getLogger(__name__)
+
+_NO_CAP = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,67 +57,96 @@ class PlannedRegion:
         return replace(self, plan=replace(self.plan, predicted=figures), steps=steps)
 
 
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """All about a region that no cap changes.
+
+    Attributes:
+        graph: its units.
+        problem: of placing them; its cap is of no account.
+        program_ns: time of the whole update when nothing is recomputed.
+    """
+
+    joint: JointGraph
+    graph: RecoveryGraph
+    problem: PlacementProblem
+    program_ns: int
+    costs: Costs
+    around: Surroundings
+    options: Options
+
+
+def pose(
+    joint: JointGraph,
+    around: Surroundings,
+    options: Options,
+    costs: Costs,
+    workspaces: Workspaces | None = None,
+) -> Posed:
+    """Build a region's problem; without ``workspaces`` what operations take while they run is not counted."""
+    graph, problem = region_problem(joint, around, options, costs)
+    if workspaces is not None:
+        problem = with_transients(problem, graph.schedule, workspaces)
+    return Posed(joint, graph, problem, costs.program_ns(graph), costs, around, options)
+
+
 def region_problem(
-    joint: JointGraph, costs: Costs, surroundings: Surroundings, options: Options, cap_bytes: int
+    joint: JointGraph, around: Surroundings, options: Options, costs: Costs
 ) -> tuple[RecoveryGraph, PlacementProblem]:
-    """The units of a region's graph, and the problem of placing them."""
+    """The units of a region's graph, and the problem of placing them, with all that can be known of costs."""
     graph = build_units(joint, build_schedule(joint))
-    problem = build_problem(
-        graph,
-        costs,
-        codecs=options.codecs,
-        base_bytes=surroundings.base_bytes,
-        memory_cap_bytes=cap_bytes,
-        gradient_error=options.gradient_error,
-        risks=_risks(options, graph),
-    )
-    return graph, problem
+
+    def problem() -> PlacementProblem:
+        return build_problem(
+            graph,
+            costs,
+            codecs=options.codecs,
+            base_bytes=around.base_bytes,
+            memory_cap_bytes=_NO_CAP,
+            gradient_error=options.gradient_error,
+            risks=_risks(options, graph),
+        )
+
+    found = problem()
+    costs.program_ns(graph)  # asks for what no unit does
+    return graph, problem() if costs.settle() else found
 
 
 def _risks(options: Options, graph: RecoveryGraph) -> RiskModel:
     return FIRST_ORDER if options.exposure is None else CalibratedRisk(options.exposure, graph)
 
 
-def head_trial(surroundings: Surroundings, options: Options, cap_bytes: int) -> HeadTrial:
+def head_trial(around: Surroundings, options: Options, costs: Costs, cap_bytes: int) -> HeadTrial:
     """What deciding about a region's head needs."""
-    costs = Roofline(surroundings.profile)
     return HeadTrial(
-        lambda joint: region_problem(joint, costs, surroundings, options, cap_bytes),
-        surroundings.profile,
+        lambda joint: region_problem(joint, around, options, costs),
+        costs,
         options.solver_seconds,
+        cap_bytes,
     )
 
 
 def plan_region(
-    joint: JointGraph,
-    surroundings: Surroundings,
-    options: Options,
+    posed: Posed,
     *,
     region: str,
     aim: Aim,
     head: HeadPlan = NO_HEAD,
     loaded: PlacementPlan | None = None,
     must_fit: bool = True,
-    workspaces: Workspaces | None = None,
 ) -> PlannedRegion:
-    """Build the region's problem and solve it, or check that a loaded plan fits it.
+    """Solve a region's problem, or check that a loaded plan fits it.
 
-    Without ``workspaces`` nothing is counted for what operations take while they run. Without ``must_fit`` a plan for
-    which nothing fits is returned all the same, and says so in its status.
+    Without ``must_fit`` a plan for which nothing fits is returned all the same, and says so in its status.
 
     Raises:
         InfeasibleError: no placement fits the cap.
         PlanFileError: ``loaded`` belongs to another graph or does not fit.
     """
-    costs = costs_for(options, surroundings)
-    cap_bytes = aim.cap_bytes or 1
-    graph, problem, program_ns = _priced(joint, costs, surroundings, options, cap_bytes)
-    if costs.settle():
-        graph, problem, program_ns = _priced(joint, costs, surroundings, options, cap_bytes)
-    for what in costs.unmeasured:
+    joint, graph, around, options = posed.joint, posed.graph, posed.around, posed.options
+    for what in posed.costs.unmeasured:
         log.warning("priced by roofline: %s", what)
-    if workspaces is not None:
-        problem = with_transients(problem, graph.schedule, workspaces)
+    problem = replace(posed.problem, memory_cap_bytes=aim.cap_bytes or 1)
     problem = aim.correction.applied(problem)
     if loaded is None:
         problem, solution = _solved(problem, aim, options.solver_seconds)
@@ -129,22 +159,22 @@ def plan_region(
         problem=problem,
         solution=solution,
         sources={unit.name: _source(unit) for unit in graph.units.values()},
-        provenance=_provenance(joint, surroundings, options, costs.kind),
+        provenance=_provenance(joint, around, options, posed.costs.kind),
         predicted=Figures(
             peak_bytes=solution.peak_bytes,
-            time_ns=program_ns + solution.objective_ns,
+            time_ns=posed.program_ns + solution.objective_ns,
             gradient_error=risks.gradient_error(solution),
         ),
         sequence_risks=risks.sequence_risks(solution),
         head=head,
-        fixed_parts=fixed_parts(joint, graph.schedule, surroundings),
+        fixed_parts=fixed_parts(joint, graph.schedule, around),
         vocabulary=vocabulary,
-        advice=find_faults(joint, surroundings.profile, vocabulary),
+        advice=find_faults(joint, around.profile, vocabulary),
         ordered_above_bytes=_order_limit(problem, aim, loaded),
     )
     if must_fit:
         plan.require_feasible()
-    return PlannedRegion(plan, graph, costs)
+    return PlannedRegion(plan, graph, posed.costs)
 
 
 def _solved(
@@ -160,14 +190,6 @@ def _order_limit(problem: PlacementProblem, aim: Aim, loaded: PlacementPlan | No
     if loaded is not None:
         return loaded.ordered_above_bytes
     return 0 if aim.is_strict else order_limit(problem)
-
-
-def _priced(
-    joint: JointGraph, costs: Costs, surroundings: Surroundings, options: Options, cap_bytes: int
-) -> tuple[RecoveryGraph, PlacementProblem, int]:
-    """The problem, and the time of the whole update when nothing is recomputed."""
-    graph, problem = region_problem(joint, costs, surroundings, options, cap_bytes)
-    return graph, problem, costs.program_ns(graph)
 
 
 def _provenance(

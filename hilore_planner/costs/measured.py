@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import torch
 from torch.fx import Node
 
+from hilore_planner.attribution import kind_of_op
 from hilore_planner.costs.layout import layout_of
 from hilore_planner.costs.measuring import measure
 from hilore_planner.costs.sample import (
@@ -23,12 +25,12 @@ from hilore_planner.costs.sample import (
     not_alone,
 )
 from hilore_planner.costs.stopwatch import Stopwatch
-from hilore_planner.costs.table import CostTable
+from hilore_planner.costs.table import CostTable, Entry
 from hilore_planner.passes.chains import Chain, Piece, value_bytes
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.codecs.tiered import Tiered
 from hilore_planner.passes.cost import PricedByPiece, Roofline
-from hilore_planner.passes.ops import op_name, tensor
+from hilore_planner.passes.ops import flops, op_name, tensor
 from hilore_planner.passes.units import RecoveryUnit
 
 _COPIED = {"cuda": 2**28, "cpu": 2**24}
@@ -63,6 +65,8 @@ class Measured(PricedByPiece):
         self._wanted: dict[str, Sample] = {}
         self._samples: dict[object, Sample] = {}
         self._chain_ns, self._chain_bytes = 0, 0
+        self._products: dict[torch.dtype, tuple[int, int]] = {}
+        """Nanoseconds and operations of those that were measured, by the dtype of their results."""
         self._unmeasured: dict[str, None] = {}
         self.measuring_seconds = 0.0
         device = "cuda" if stopwatch is None else stopwatch.device.type
@@ -86,7 +90,24 @@ class Measured(PricedByPiece):
         if reason := not_alone(node):
             self._unmeasured[f"{op_name(node)}: {reason}"] = None
             return self._estimate.node_ns(node)
-        return self._known_ns(self._sample(node), lambda: self._estimate.node_ns(node))
+        sample = self._sample(node)
+        self._note_product(node, self._table.get(sample.key))
+        return self._known_ns(sample, lambda: self._estimate.node_ns(node))
+
+    def _note_product(self, node: Node, entry: Entry | None) -> None:
+        value = tensor(node)
+        if entry is None or entry.ns is None or value is None:
+            return
+        if kind_of_op(op_name(node)) == "product" and (operations := flops(node)):
+            ns, before = self._products.get(value.dtype, (0, 0))
+            self._products[value.dtype] = ns + entry.ns, before + operations
+
+    def product_ns(self, dtype: torch.dtype, operations: int) -> int:
+        """Time of so many operations, at the rate of the products priced so far."""
+        if dtype not in self._products:
+            return self._estimate.product_ns(dtype, operations)
+        ns, measured = self._products[dtype]
+        return round(operations * ns / measured)
 
     def chain_ns(self, chain: Chain) -> int:
         """Time of fusible work."""

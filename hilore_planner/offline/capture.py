@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from hilore_planner.errors import RegionError
 from hilore_planner.offline.attention import set_attention
@@ -38,13 +38,6 @@ class Capture:
     static_input_indices: tuple[int, ...]
     inputs: tuple[Any, ...]
     region: str
-
-    def copied(self) -> GraphModule:
-        """The graph once more, with nodes of its own, to be changed in place."""
-        graph = Graph()
-        output = graph.output(graph.graph_copy(self.gm.graph, {}))
-        output.meta = dict(self.gm.graph.output_node().meta)
-        return compat.uncompiled(self.gm, graph)
 
 
 class _CapturedError(Exception):

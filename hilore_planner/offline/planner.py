@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from hilore_planner.checking import workspaces
 from hilore_planner.correction import Aim
+from hilore_planner.costs import costs_for
 from hilore_planner.errors import OptionError
-from hilore_planner.offline.capture import Capture, Update, capture
+from hilore_planner.head_decision import HeadTrial
+from hilore_planner.head_plan import HeadPlan
+from hilore_planner.offline.capture import Update, capture
 from hilore_planner.offline.memory import state_count, surroundings_on
 from hilore_planner.options import Options
-from hilore_planner.partitioner import CutSettings, prepare
+from hilore_planner.partitioner import CleanGraph, CutSettings
+from hilore_planner.passes import compat
 from hilore_planner.passes.devices import DeviceProfile, profile_named
 from hilore_planner.plan import CHECKED, PlacementPlan
-from hilore_planner.planning import head_trial, plan_region
+from hilore_planner.planning import Posed, head_trial, plan_region, pose
 from hilore_planner.region import Surroundings, surroundings
 
 _OF_COMPILING = ("plan", "on_mismatch", "dump_dir")
@@ -65,46 +69,51 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An update's joint graph and what surrounds it, ready to be planned for one cap after another."""
+    """An update's joint graph and what surrounds it, ready to be planned for one cap after another.
 
-    capture: Capture
+    Attributes:
+        region: its name.
+        cap_bytes: the cap that was asked for.
+        is_here: whether the device is one that this process can measure on, that of the inputs.
+    """
+
+    region: str
+    graph: CleanGraph
+    settings: CutSettings
+    trial: HeadTrial
     surroundings: Surroundings
     options: Options
     cap_bytes: int
-    """The cap that was asked for."""
-    is_here: bool = False
-    """Whether the device is one that this process can measure on: that of the inputs."""
+    is_here: bool
+    _posed: dict[HeadPlan, Posed] = field(default_factory=dict, repr=False)
+    """By the part of a head's plan that says how it is cut."""
 
     def plan(self, cap_bytes: int | None, *, must_fit: bool = True) -> PlacementPlan:
         """Decide about the head, then solve; None: for the least peak there is.
 
         ``must_fit`` is that of :func:`hilore_planner.planning.plan_region`.
         """
-        asked, captured = self.options, self.capture
-        joint, head = prepare(
-            captured.copied(),
-            CutSettings(
-                asked.checkpoint_tags,
-                asked.head,
-                head_trial(self.surroundings, asked, cap_bytes or 1),
-                head_totals=asked.head_totals,
-            ),
-            num_forward_outputs=captured.num_forward_outputs,
-            static_input_indices=captured.static_input_indices,
-        )
+        trial = replace(self.trial, cap_bytes=cap_bytes or 1)
+        head = self.graph.head(replace(self.settings, trial=trial))
         planned = plan_region(
-            joint,
-            self.surroundings,
-            asked,
-            region=captured.region,
-            aim=Aim(cap_bytes),
-            head=head,
-            must_fit=must_fit,
-            workspaces=workspaces(self.surroundings) if self.is_here else None,
+            self._with(head), region=self.region, aim=Aim(cap_bytes), head=head, must_fit=must_fit
         )
         origin = planned.plan.provenance
         unchecked = replace(origin, options=origin.options | {CHECKED: "no"})
         return replace(planned.plan, provenance=unchecked)
+
+    def _with(self, head: HeadPlan) -> Posed:
+        """The problem of the graph with its head cut so."""
+        way = HeadPlan(head.form, head.chunks, totals=head.totals)
+        if way not in self._posed:
+            self._posed[way] = pose(
+                self.graph.copied().cut(head),
+                self.surroundings,
+                self.options,
+                self.trial.costs,
+                workspaces(self.surroundings) if self.is_here else None,
+            )
+        return self._posed[way]
 
 
 def plan(
@@ -153,4 +162,20 @@ def trace(request: Request, update: Update, *example_inputs: Any) -> Traced:
         around.usable_bytes,
         auto_reserved_bytes=around.pending_optimizer_bytes,
     )
-    return Traced(captured, around, asked, cap_bytes, is_here=profile is None)
+    costs = costs_for(asked, around)
+    graph = CleanGraph.of(
+        compat.uncompiled(captured.gm, captured.gm.graph),
+        asked.checkpoint_tags,
+        num_forward_outputs=captured.num_forward_outputs,
+        static_input_indices=captured.static_input_indices,
+    )
+    return Traced(
+        captured.region,
+        graph,
+        CutSettings(asked.checkpoint_tags, asked.head, head_totals=asked.head_totals),
+        head_trial(around, asked, costs, cap_bytes),
+        around,
+        asked,
+        cap_bytes,
+        is_here=profile is None,
+    )

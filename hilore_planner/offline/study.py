@@ -58,7 +58,7 @@ def study(workload: Workload, *, device: str, optimizer: str, points: int, **opt
     request = Request.parse(device=device, optimizer=optimizer, **options)
     update = fake_update(workload)
     traced = trace(request, update.loss, *update.inputs)
-    traced = replace(traced, capture=replace(traced.capture, region=str(workload)))
+    traced = replace(traced, region=str(workload))
     plan = traced.plan(traced.cap_bytes, must_fit=False)
     return Study(workload, update.parameters, update.trained, plan, _frontier(traced, points))
 

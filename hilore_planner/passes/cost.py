@@ -41,6 +41,16 @@ class Costs(Protocol):
     def measuring_seconds(self) -> float:
         """Spent on finding out what was not known."""
 
+    @property
+    def launch_ns(self) -> int:
+        """Time of a kernel beyond its work."""
+
+    def move_ns(self, size_bytes: int) -> int:
+        """Time to read or write this many bytes in a kernel that runs anyway."""
+
+    def product_ns(self, dtype: torch.dtype, operations: int) -> int:
+        """Time of a large product of so many floating-point operations; ``dtype`` is the result's."""
+
     def settle(self) -> bool:
         """Find out what was asked for and is not known well; if that was anything, prices have changed."""
 
@@ -221,13 +231,17 @@ class Roofline(PricedByPiece):
         """Time to move this many bytes."""
         return round(1e9 * size_bytes / self.profile.bytes_per_second)
 
+    def product_ns(self, dtype: torch.dtype | None, operations: int) -> int:
+        """Time of so many operations."""
+        return round(1e9 * operations / self.profile.flops_per_second(dtype))
+
     def node_ns(self, node: Node) -> int:
         """Time of an op on its own."""
         moved = sum(map(value_bytes, (node, *node.all_input_nodes)))
         value = tensor(node)
         reference = value if value is not None else tensor(node.all_input_nodes[0])
-        rate = self.profile.flops_per_second(reference.dtype if reference is not None else None)  # type: ignore[arg-type]
-        return max(round(1e9 * flops(node) / rate), self.move_ns(moved)) + self.launch_ns
+        dtype = None if reference is None else reference.dtype
+        return max(self.product_ns(dtype, flops(node)), self.move_ns(moved)) + self.launch_ns
 
     def chain_ns(self, chain: Chain) -> int:
         """Time of one kernel that reads the inputs and writes the outputs."""

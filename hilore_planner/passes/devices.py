@@ -39,8 +39,8 @@ class DeviceProfile:
     attention: AttentionKernel = "flash"
     workspace_bytes: int = 0
 
-    def flops_per_second(self, dtype: torch.dtype) -> float:
-        """Rate of matrix products in ``dtype``."""
+    def flops_per_second(self, dtype: torch.dtype | None) -> float:
+        """Rate of matrix products in ``dtype``; None counts as single precision."""
         half = dtype in (torch.bfloat16, torch.float16)
         return self.half_flops_per_second if half else self.single_flops_per_second
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hilore_planner.backend import PlanSource, reset
+from hilore_planner.costs import costs_for
 from hilore_planner.options import Options
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.region import surroundings
@@ -28,7 +29,8 @@ def _of_graph(fingerprint: str) -> PlacementPlan:
 
 
 def _source(path: Path, region: str) -> PlanSource:
-    return PlanSource(Options(plan=path), surroundings([]), region)
+    options, around = Options(plan=path), surroundings([])
+    return PlanSource(options, around, region, costs_for(options, around))
 
 
 def test_the_file_of_one_region_does_not_decide_for_another(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hilore_planner.errors import OptionError
 from hilore_planner.options import Options
 from hilore_planner.passes import compat
 from hilore_planner.passes.cost import Roofline
-from hilore_planner.planning import PlannedRegion, plan_region
+from hilore_planner.planning import PlannedRegion, plan_region, pose
 from hilore_planner.region import Surroundings, surroundings
 from tests.passes.joint import cut, trace_update
 from tests.passes.programs import Block, seeded
@@ -55,7 +55,9 @@ def options(costs: object) -> Options:
 
 def planned(around: Surroundings, costs: object) -> PlannedRegion:
     traced = trace_update(seeded(Block), torch.randn(2, 64, 64, requires_grad=True))
-    return plan_region(traced.joint(), around, options(costs), region="toy", aim=Aim(2**30))
+    asked = options(costs)
+    posed = pose(traced.joint(), around, asked, costs_for(asked, around))
+    return plan_region(posed, region="toy", aim=Aim(2**30))
 
 
 def test_the_cpu_is_estimated_unless_asked(around: Surroundings, asked: list[str]) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from hilore_planner.backend import hilore
 from hilore_planner.correction import Aim
+from hilore_planner.costs import costs_for
 from hilore_planner.errors import InfeasibleError, RegionError
 from hilore_planner.head_plan import HeadPlan
 from hilore_planner.options import Options
@@ -29,7 +30,7 @@ from hilore_planner.peak import (
 )
 from hilore_planner.peak.workspace import MeasuredWorkspaces
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.planning import PlannedRegion, plan_region
+from hilore_planner.planning import PlannedRegion, plan_region, pose
 from hilore_planner.region import surroundings
 from hilore_planner.sizes import parse_bytes
 from hilore_planner.solvers import solve
@@ -144,15 +145,9 @@ class Region:
             around, parsed = surroundings(self.inputs), Options.parse(options)
             cap_bytes = parse_bytes(PLENTY)
             aim = Aim(cap_bytes)
-            planned = plan_region(
-                joint,
-                around,
-                parsed,
-                region="",
-                aim=aim,
-                head=head,
-                workspaces=MeasuredWorkspaces("cpu"),
-            )
+            costs = costs_for(parsed, around)
+            posed = pose(joint, around, parsed, costs, MeasuredWorkspaces("cpu"))
+            planned = plan_region(posed, region="", aim=aim, head=head)
             found.append(planned.plan)
             raise RegionError("seen enough")
 

@@ -18,11 +18,12 @@ from hilore_planner.head_decision import HeadTrial, chunk_counts
 from hilore_planner.head_plan import NO_HEAD, HeadPlan
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings, prepare
+from hilore_planner.passes.cost import Roofline
 from hilore_planner.passes.devices import profile_named
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.head.slices import static_bounds
 from hilore_planner.passes.units import RecoveryGraph
-from hilore_planner.planning import head_trial, plan_region
+from hilore_planner.planning import head_trial, plan_region, pose
 from hilore_planner.region import Surroundings
 from hilore_planner.solvers.problem import PlacementProblem
 from tests.passes.joint import Traced, copied, trace_update
@@ -84,6 +85,7 @@ AROUND = Surroundings(
     pending_optimizer_bytes=0,
 )
 OPTIONS = Options()
+COSTS = Roofline(AROUND.profile)
 
 
 def cut(update: Traced, settings: CutSettings) -> tuple[JointGraph, HeadPlan]:
@@ -96,15 +98,14 @@ def cut(update: Traced, settings: CutSettings) -> tuple[JointGraph, HeadPlan]:
 
 
 def decided(update: Traced, cap_bytes: int) -> tuple[JointGraph, HeadPlan]:
-    return cut(update, CutSettings(trial=head_trial(AROUND, OPTIONS, cap_bytes)))
+    return cut(update, CutSettings(trial=head_trial(AROUND, OPTIONS, COSTS, cap_bytes)))
 
 
 def added_ns(update: Traced, chunks: int, cap_bytes: int) -> int | None:
     """Time the placement adds if the head is really cut so; None if nothing fits."""
     joint, head = cut(update, CutSettings(head=chunks))
-    planned = plan_region(
-        joint, AROUND, OPTIONS, region="", aim=Aim(cap_bytes), head=head, must_fit=False
-    )
+    posed = pose(joint, AROUND, OPTIONS, COSTS)
+    planned = plan_region(posed, region="", aim=Aim(cap_bytes), head=head, must_fit=False)
     solution = planned.plan.solution
     return None if solution.status == "infeasible" else solution.objective_ns
 
@@ -141,8 +142,8 @@ def test_where_nothing_fits_chunks_are_no_more_than_the_least_peak_needs() -> No
 
     def least_bytes(chunks: int) -> int:
         joint, plan = cut(wide, CutSettings(head=chunks))
-        aim = Aim(None)
-        planned = plan_region(joint, AROUND, OPTIONS, region="", aim=aim, head=plan, must_fit=False)
+        posed = pose(joint, AROUND, OPTIONS, COSTS)
+        planned = plan_region(posed, region="", aim=Aim(None), head=plan, must_fit=False)
         return planned.plan.problem.memory_cap_bytes
 
     _, head = decided(wide, 1)
@@ -183,7 +184,7 @@ def test_an_earlier_decision_stands(early: Traced) -> None:
     def problem_of(joint: JointGraph) -> tuple[RecoveryGraph, PlacementProblem]:
         raise AssertionError("nothing is to be tried")
 
-    trial = HeadTrial(problem_of, AROUND.profile, 1.0)
+    trial = HeadTrial(problem_of, COSTS, 1.0, 1)
     _, before = decided(early, 100 * GIB)
     settings = CutSettings(trial=trial, decided_head=lambda _: replace(before, chunks=4))
     joint, head = cut(early, settings)

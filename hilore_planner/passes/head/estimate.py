@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from hilore_planner.head_plan import Totals
 from hilore_planner.passes import compat
-from hilore_planner.passes.devices import DeviceProfile
+from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.head.reach import MATMULS
 from hilore_planner.passes.head.shapes import numel_hint, shape_of, tensor_of
 from hilore_planner.passes.head.site import HeadSite
@@ -24,8 +24,8 @@ def head_flops(site: HeadSite) -> int:
     return sum(_flops(site, node) for node in _matmuls(site))
 
 
-def added_ns(site: HeadSite, chunks: int, totals: Totals, profile: DeviceProfile) -> int:
-    """Time that a cut head takes more than the whole one, by roofline.
+def added_ns(site: HeadSite, chunks: int, totals: Totals, costs: Costs) -> int:
+    """Time that a cut head takes more than the whole one, at the rates of ``costs``.
 
     Every chunk reads the weight again, and adds its product to the weight's gradient, which is read and written for
     that: its products hide it unless the chunk is short. Its kernels are launched, and drain. A rebuilt head makes its
@@ -36,12 +36,12 @@ def added_ns(site: HeadSite, chunks: int, totals: Totals, profile: DeviceProfile
         leaving.node for sweep in site.passes for leaving in sweep.exits if leaving.kind == "sum"
     }
     added = {node: _total_bytes(node, totals) for node in sums.intersection(matmuls)}
-    products_ns = sum(_product_ns(site, node, chunks, added, profile) for node in matmuls)
-    whole_ns = sum(_product_ns(site, node, 1, added, profile) for node in matmuls)
+    products_ns = sum(_product_ns(site, node, chunks, added, costs) for node in matmuls)
+    whole_ns = sum(_product_ns(site, node, 1, added, costs) for node in matmuls)
     again = [node for node in matmuls if matmuls.count(node) > 1]
-    again_ns = sum(_product_ns(site, node, 1, added, profile) for node in set(again))
+    again_ns = sum(_product_ns(site, node, 1, added, costs) for node in set(again))
     more = (chunks - 1) * len(matmuls)
-    kernels_ns = more * (_KERNELS_PER_MATMUL * profile.launch_ns + _DRAIN_NS)
+    kernels_ns = more * (_KERNELS_PER_MATMUL * costs.launch_ns + _DRAIN_NS)
     return products_ns - whole_ns + again_ns + kernels_ns
 
 
@@ -50,16 +50,15 @@ def _matmuls(site: HeadSite) -> list[Node]:
 
 
 def _product_ns(
-    site: HeadSite, node: Node, chunks: int, added: Mapping[Node, int], profile: DeviceProfile
+    site: HeadSite, node: Node, chunks: int, added: Mapping[Node, int], costs: Costs
 ) -> int:
     """Time of one product in all chunks: of each, the larger of arithmetic and of moving what is not cut."""
     value, rows = tensor_of(node), compat.hint(site.rows)
     assert value is not None
     read = [arg for arg in node.all_input_nodes if rows not in map(compat.hint, shape_of(arg))]
     moved_bytes = sum(map(_bytes, read)) + 2 * added.get(node, 0)
-    moved_ns = 1e9 * moved_bytes / profile.bytes_per_second
-    work_ns = 1e9 * _flops(site, node) / chunks / profile.flops_per_second(value.dtype)
-    return round(chunks * max(moved_ns, work_ns))
+    work_ns = costs.product_ns(value.dtype, round(_flops(site, node) / chunks))
+    return chunks * max(costs.move_ns(moved_bytes), work_ns)
 
 
 def _total_bytes(node: Node, totals: Totals) -> int:
