@@ -9,7 +9,6 @@ from pathlib import Path
 from hilore_planner.errors import RegionError
 from hilore_planner.passes import compat
 from hilore_planner.peak.step import StepPeak, step_peak
-from hilore_planner.peak.timeline import TensorSpec
 from hilore_planner.peak.workspace import MeasuredWorkspaces
 from hilore_planner.peak.wrapper import Wrapper
 from hilore_planner.region import Surroundings
@@ -31,26 +30,16 @@ def dry_peak(wrappers: Sequence[Wrapper], around: Surroundings) -> StepPeak | No
     if forward is None or backward is None:
         log.warning("the peak of the compiled code is not checked: it was not captured")
         return None
-    inputs = forward.example_inputs
     try:
         return step_peak(
             forward,
             backward,
-            inputs,
+            forward.example_inputs,
             device=around.device,
-            outside_bytes=max(0, around.base_bytes - _storage_bytes(inputs)),
+            base_bytes=around.base_bytes,
             workspaces=workspaces(around),
             updates=2,
         )
     except RegionError as error:
         log.warning("the peak of the compiled code is not checked: %s", error)
         return None
-
-
-def _storage_bytes(specs: Sequence[object]) -> int:
-    sizes = {
-        spec.alias_group or index: spec.storage_bytes
-        for index, spec in enumerate(specs)
-        if isinstance(spec, TensorSpec)
-    }
-    return sum(size or 0 for size in sizes.values())

@@ -31,14 +31,14 @@ class StepPeak:
     """A predicted update.
 
     Attributes:
-        peak_bytes: most bytes the allocator counts, inputs and `outside_bytes` included.
+        peak_bytes: most bytes the allocator counts, `base_bytes` included.
         phase: where that is.
-        base_bytes: counted before the forward: inputs (parameters too) and `outside_bytes`.
+        base_bytes: counted before the forward: inputs (parameters too) and all else.
         saved_bytes: counted between forward and backward beyond `base_bytes`: saved activations and
             the outputs the user holds.
         gradient_bytes: counted after the backward beyond `base_bytes`: gradients and those outputs.
-        reserved_bytes: what the allocator then holds from the device, `outside_bytes` included.
-        forward, backward: the two timelines (without `outside_bytes`).
+        reserved_bytes: what the allocator then holds from the device, what was there before included.
+        forward, backward: the two timelines, of which the inputs alone are part.
     """
 
     peak_bytes: int
@@ -62,7 +62,7 @@ def step_peak(
     inputs: Sequence[InputSpec],
     *,
     device: torch.device | str,
-    outside_bytes: int = 0,
+    base_bytes: int | None = None,
     tangents: Sequence[TensorSpec] | None = None,
     updates: int = 1,
     allocator: Allocator | None = None,
@@ -74,15 +74,16 @@ def step_peak(
     donated buffers, saved inputs and saved outputs come out as at run time. The user holds the
     other outputs until the backward is done. Gradients stay alive after it: the first accumulation
     takes them over. Where a `.grad` is there already, adding in place takes nothing more: count it
-    in `outside_bytes`.
+    in `base_bytes`.
 
     Args:
         forward: the forward's wrapper.
         backward: the backward's wrapper.
         inputs: the forward's, usually all kept by the caller.
         device: the device whose memory is counted.
-        outside_bytes: counted on the device all the while beyond the inputs (optimizer state, old
-            gradients, library workspaces that persist, another model).
+        base_bytes: counted before the forward, and all the while, as the device counts it: inputs and all
+            that is there besides (optimizer state, old gradients, library workspaces that persist, another model).
+            None, or less than the inputs take: the inputs alone.
         tangents: the gradients that come in for the forward's outputs; None: like the
             floating-point outputs, if as many as the backward takes, else as the benchmark
             harness in the file makes them.
@@ -104,6 +105,8 @@ def step_peak(
         timelines = [step.run() for _ in range(updates)]
         values.clear()
     before, after = max(timelines, key=lambda pair: max(line.peak_bytes for line in pair))
+    # A block may be larger than its tensor: what inputs take is part of the device's own count already.
+    outside_bytes = max(0, (base_bytes or 0) - before.start_bytes)
     return StepPeak(
         peak_bytes=outside_bytes + max(before.peak_bytes, after.peak_bytes),
         phase="forward" if before.peak_bytes > after.peak_bytes else "backward",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from hilore_planner.errors import RegionError
-from hilore_planner.peak import TensorSpec, Timeline, Wrapper, dry_run
+from hilore_planner.peak import TensorSpec, Timeline, Wrapper, dry_run, step_peak
 from hilore_planner.peak.allocator import MIB
 
 HEADER = """
@@ -43,6 +44,7 @@ constant0 = torch.zeros(4096)
 
 def wrapper(folder: Path, body: str, after: str = "") -> Wrapper:
     """A wrapper whose `call` has the given body."""
+    folder.mkdir(exist_ok=True)
     path = folder / "generated.py"
     call = "def call(args):\n" + textwrap.indent(textwrap.dedent(body), "    ")
     path.write_text(HEADER + call + textwrap.dedent(after))
@@ -142,6 +144,35 @@ def test_a_cuda_wrapper_needs_no_device_and_counts_blocks(tmp_path: Path) -> Non
     assert timeline.end_bytes == start + 131072 + 4096
     assert timeline.owners[0].name == "buf1"
     assert timeline.owners[0].requested_bytes == 47 * MIB
+
+
+def test_the_blocks_of_inputs_are_part_of_what_the_device_counts_already(tmp_path: Path) -> None:
+    """A weight of 43 MiB lies in a block of 44."""
+    texts = (
+        """
+        primals_1, = args
+        args.clear()
+        buf0 = empty_strided_cuda((1, ), (1, ), torch.float32)
+        return (buf0, primals_1, )
+        """,
+        """
+        primals_1, tangents_1 = args
+        args.clear()
+        buf0 = empty_strided_cuda((43 * 262144, ), (1, ), torch.float32)
+        return (buf0, )
+        """,
+    )
+    forward, backward = (
+        replace(wrapper(tmp_path / str(side), text), is_backward=bool(side))
+        for side, text in enumerate(texts)
+    )
+    weight, others_bytes = vector(43 * 262144, "cuda:0"), 10 * MIB
+    base_bytes = 44 * MIB + others_bytes
+    peak = step_peak(forward, backward, [weight], device="cuda", base_bytes=base_bytes)
+    assert peak.base_bytes == base_bytes
+    assert peak.peak_bytes == base_bytes + 44 * MIB + 2 * 512
+    alone = step_peak(forward, backward, [weight], device="cuda")
+    assert alone.peak_bytes == peak.peak_bytes - others_bytes
 
 
 def test_pools_and_constants_alias_what_they_are_cut_from(tmp_path: Path) -> None:
