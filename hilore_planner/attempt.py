@@ -29,8 +29,9 @@ class Attempt:
     steps: tuple[PricedStep, ...] = ()
     """What those graphs run, each with its predicted time."""
     planning_seconds: float = 0.0
-    """Of the compilation, what was spent on planning."""
+    """Of the compilation, what was spent on planning and on checking the peak."""
     compile_seconds: float = 0.0
+    """All of it, but for measuring costs."""
 
     @property
     def added_ns(self) -> int:
@@ -59,9 +60,9 @@ class Attempt:
 
 
 def fastest(tried: Sequence[Attempt], cap_bytes: int) -> Attempt | None:
-    """The fastest plan whose compiled code is under the cap."""
+    """The fastest plan whose compiled code is under the cap; of equally fast ones, that of the least memory."""
     fitting = [attempt for attempt in tried if attempt.plan and attempt.peak_bytes <= cap_bytes]
-    return min(fitting, key=lambda attempt: attempt.added_ns, default=None)
+    return min(fitting, key=lambda each: (each.added_ns, each.peak_bytes), default=None)
 
 
 def corrected(aim: Aim, last: Attempt) -> Aim:

@@ -151,9 +151,9 @@ class RegionCompiler:
         return tried
 
     def _known(self, best: Attempt | None) -> Attempt | None:
-        """A plan made for another cap that is faster than ``best`` and stays under this one; else ``best``."""
+        """A plan made for another cap that stays under this one and is better than ``best``; else ``best``."""
         for known in self.kept.known():
-            if best is not None and known.added_ns >= best.added_ns:
+            if best is not None and known.rank >= (best.added_ns, best.peak_bytes):
                 break
             plan = self.kept.plan(known.key) if known.peak_bytes <= self.cap_bytes else None
             if plan is None:
@@ -216,14 +216,16 @@ class RegionCompiler:
             if partitioner.error is not None:
                 raise partitioner.error from None
             raise
-        seconds = time.perf_counter() - start
+        compiled_at = time.perf_counter()
         planned = partitioner.planned
         if planned is not None:
             self.kept.keep(key, planned.plan)
         plan = self.kept.plan(key)
         if plan is None:
             return Attempt(compiled, None, reason=partitioner.unplanned_reason)
+        check_start = time.perf_counter()
         peak = dry_peak(wrappers, self.around)
+        checking_seconds = time.perf_counter() - check_start
         if peak is not None:
             figures = replace(plan.predicted, peak_bytes=peak.peak_bytes + self.around.slack_bytes)
             plan = replace(plan, predicted=figures)
@@ -233,8 +235,8 @@ class RegionCompiler:
             peak,
             graphs=partitioner.graphs,
             steps=planned.steps if planned is not None else (),
-            planning_seconds=partitioner.seconds,
-            compile_seconds=seconds,
+            planning_seconds=partitioner.seconds + checking_seconds,
+            compile_seconds=compiled_at - start - partitioner.measuring_seconds + checking_seconds,
         )
 
     def _is_good(self, attempt: Attempt) -> bool:

@@ -125,6 +125,17 @@ def test_known_plans_come_fastest_first_and_only_of_their_region(kept: KeptPlans
     assert kept.plan("region-a") == PLAN
 
 
+def test_of_equally_fast_plans_a_known_one_with_less_memory_is_taken(kept: KeptPlans) -> None:
+    found = _compiler(kept, 100 * MIB, loose=[100 * MIB]).run()
+    for peak_bytes in (100 * MIB, 90 * MIB):
+        known = Known(f"region-{peak_bytes}-loose-x", peak_bytes, found.added_ns)
+        kept.note(known)
+        kept.keep(known.key, PLAN)
+        compiler = _compiler(kept, 100 * MIB, loose=[100 * MIB, peak_bytes])
+        assert compiler.run().peak_bytes == peak_bytes
+        assert (known.key in compiler.asked) is (peak_bytes < found.peak_bytes)
+
+
 def test_a_plan_for_another_cap_is_one_for_this_cap_too() -> None:
     for cap_bytes in (2 * ESTIMATE, ESTIMATE - MIB):
         found = settled(PLAN, _peak(cap_bytes), cap_bytes, 0)
