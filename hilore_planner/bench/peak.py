@@ -61,8 +61,8 @@ _Cell = tuple[str, int | None]
 class Climb:
     """One setting's ladders: the rows there are, and the jobs that they lead to.
 
-    Rungs are climbed from the smallest cap on. Plans of those below are mostly known by then, so that none is slower;
-    where one is, it is compiled once more when its whole ladder has been climbed and all plans are known.
+    Rungs are climbed from the smallest cap on. When a whole ladder has been climbed all plans are known; where one of
+    another cap is better, the rung is compiled once more.
     """
 
     setting: Setting
@@ -98,7 +98,7 @@ class Climb:
         return [_capped(label, cap) for cap in ladder_caps(least_bytes, most_bytes, self.rungs)]
 
     def _late(self, label: str) -> list[Variant]:
-        """Rungs of a whole ladder that are slower than a smaller cap's, each once."""
+        """Rungs of a whole ladder for which another's plan is better, each once."""
         rungs = self._rungs(label)
         rows = [self.rows[_cell(v)] for v in rungs if _cell(v) in self.rows]
         if len(rows) < len(rungs):
@@ -106,7 +106,7 @@ class Climb:
         return [
             variant
             for variant, row in zip(rungs, rows, strict=True)
-            if _cell(variant) not in self._repeated and _is_overtaken(row, rows)
+            if _cell(variant) not in self._repeated and is_overtaken(row, rows)
         ]
 
 
@@ -118,13 +118,24 @@ def _place(row: Row) -> int:
     return [variant.name for variant in _ends()].index(row["variant"])
 
 
-def _is_overtaken(row: Row, ladder: Sequence[Row]) -> bool:
-    """Whether a smaller cap of the same ladder has a faster plan."""
+def is_overtaken(row: Row, ladder: Sequence[Row]) -> bool:
+    """Whether another cap's plan would fit a row's cap and is faster, or as fast with less memory."""
+    if "objective_ns" not in row:
+        return False
     return any(
-        other["cap_bytes"] < row["cap_bytes"] and other["objective_ns"] < row["objective_ns"]
+        other["predicted_peak_bytes"] <= row["cap_bytes"] and _rank(other) < _rank(row)
         for other in ladder
-        if "objective_ns" in other and "objective_ns" in row
+        if "objective_ns" in other
     )
+
+
+def _rank(row: Row) -> tuple[int, int]:
+    return _added_ns(row), row["predicted_peak_bytes"]
+
+
+def _added_ns(row: Row) -> int:
+    """Time that placement and head add."""
+    return int(row["objective_ns"] + row["head_ns"])
 
 
 def _capped(label: str, cap_bytes: int) -> Variant:
@@ -170,9 +181,8 @@ def _ladder_line(setting: str, variant: str, cells: Sequence[Row]) -> str:
     done = [row for row in ladder if "error" not in row]
     ratios = [row["predicted_peak_bytes"] / row["measured_peak_bytes"] for row in done]
     over = sum(row["measured_peak_bytes"] > row["cap_bytes"] for row in done)
-    peaks, times, added = (
-        [row[field] for row in done] for field in ("measured_peak_bytes", "time_ms", "objective_ns")
-    )
+    peaks, times = ([row[field] for row in done] for field in ("measured_peak_bytes", "time_ms"))
+    added = [_added_ns(row) for row in done]
     return (
         f"{setting}, {variant}: {len(done)} of {len(ladder)} cells; predicted/measured "
         f"{min(ratios, default=0):.4f} to {max(ratios, default=0):.4f}; over the cap {over}; as the cap grows, peaks "

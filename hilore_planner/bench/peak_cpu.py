@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hilore_planner.backend import hilore
-from hilore_planner.bench.peak import ERRORS, SAVED_AS, ladder_caps
+from hilore_planner.bench.peak import ERRORS, SAVED_AS, is_overtaken, ladder_caps
 from hilore_planner.bench.rivals import measured_fields, rivals, tried, with_saved_bytes
 from hilore_planner.bench.runner import Row
 from hilore_planner.bench.small_models import SmallUpdate, small_update
@@ -55,8 +55,11 @@ def ladder_rows(name: str, label: str, rungs: int) -> list[Row]:
         climber = Climber(small_update(name), ERRORS[label])
         most_bytes = climber.row(PLENTY_BYTES)["predicted_peak_bytes"]
         caps = ladder_caps(climber.least_bytes(), most_bytes, rungs)
-        rows = [{"variant": f"hilore {label}"} | climber.row(cap_bytes) for cap_bytes in caps]
-        return rows + (rival_rows(climber) if label == _COMPARED else [])
+        rows = [climber.row(cap_bytes) for cap_bytes in caps]
+        # All plans are known now: where one of another cap is better, it is taken.
+        rows = [climber.row(row["cap_bytes"]) if is_overtaken(row, rows) else row for row in rows]
+        named = [{"variant": f"hilore {label}"} | row for row in rows]
+        return named + (rival_rows(climber) if label == _COMPARED else [])
 
 
 def rival_rows(climber: Climber) -> list[Row]:

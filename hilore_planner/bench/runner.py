@@ -12,13 +12,12 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
 
 from hilore_planner.bench.setting import Setting, Variant
-from hilore_planner.bench.turns import in_turn, once_ready
+from hilore_planner.bench.turns import Workers, in_turn
 
 Row = dict[str, Any]
 _WORKER = "hilore_planner.bench.worker"
@@ -47,12 +46,13 @@ def run_as_ready(
     One measures at a time, but beside others that compile, and the next job starts as soon as one has ended: where
     memory matters more than the last percent of a timing.
     """
-    start, turn = time.monotonic(), Lock()
+    start, workers = time.monotonic(), Workers(_WORKER)
 
     def run(job: Job) -> Row:
-        return once_ready(_WORKER, _message(job, device), turn) or _lost(job)
+        return workers.answer(_message(job, device)) or _lost(job)
 
-    with ThreadPoolExecutor(side_by_side) as pool:
+    pool = ThreadPoolExecutor(side_by_side)
+    try:
         running = {pool.submit(run, job) for job in jobs}
         while running:
             done, running = wait_for(running, return_when=FIRST_COMPLETED)
@@ -61,6 +61,9 @@ def run_as_ready(
                 _say(row, start)
                 running |= {pool.submit(run, job) for job in then(row)}
                 yield row
+    finally:  # at once, also where it is interrupted
+        pool.shutdown(wait=False, cancel_futures=True)
+        workers.end()
 
 
 def _run_group(jobs: Sequence[Job], device: str) -> Iterator[Row]:

@@ -21,18 +21,41 @@ READY = "ready"
 def in_turn(module: str, messages: Sequence[Any]) -> Iterator[Any]:
     """Start a worker for each message, wait until all are ready, and yield their answers; None of one that was lost."""
     workers = [_start(module, message) for message in messages]
-    with ThreadPoolExecutor(len(workers)) as waiting:
-        lines = list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), workers))
-    for worker, line in zip(workers, lines, strict=True):
-        yield _answer(worker, line)
+    try:
+        with ThreadPoolExecutor(len(workers)) as waiting:
+            lines = list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), workers))
+        for worker, line in zip(workers, lines, strict=True):
+            yield _answer(worker, line)
+    finally:
+        _end(workers)
 
 
-def once_ready(module: str, message: Any, turn: Lock) -> Any:
-    """One worker's answer, None if it was lost; it measures as soon as it is ready and the turn is free."""
-    worker = _start(module, message)
-    line = _pipe(worker.stdout).readline()
-    with turn:
-        return _answer(worker, line)
+class Workers:
+    """Workers of one module, each of which measures as soon as it is ready and no other does."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._turn = Lock()
+        self._running: list[subprocess.Popen[str]] = []
+
+    def answer(self, message: Any) -> Any:
+        """What a new worker answers; None if it was lost. May be called by several threads."""
+        worker = _start(self._module, message)
+        self._running.append(worker)
+        line = _pipe(worker.stdout).readline()
+        with self._turn:
+            answer = _answer(worker, line)
+        self._running.remove(worker)
+        return answer
+
+    def end(self) -> None:
+        """End those that still run: their answers are lost."""
+        _end(self._running)
+
+
+def _end(workers: Sequence[subprocess.Popen[str]]) -> None:
+    for worker in workers:
+        worker.kill()
 
 
 def _answer(worker: subprocess.Popen[str], line: str) -> Any:
@@ -63,7 +86,8 @@ class Turn:
         self._is_taken = True
         start = time.perf_counter()
         print(READY, flush=True)
-        sys.stdin.readline()
+        if not sys.stdin.readline():
+            sys.exit("nobody is there to measure for")
         self.waited_seconds = time.perf_counter() - start
 
 

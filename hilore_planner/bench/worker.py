@@ -214,6 +214,7 @@ def planned_fields(path: Path) -> dict[str, Any]:
         "predicted_time_ns": plan.predicted.time_ns,
         "predicted_gradient_error": plan.predicted_gradient_error,
         "objective_ns": plan.solution.objective_ns,
+        "head_ns": plan.head.head_ns,
         "bound_ns": plan.solution.bound_ns,
         "gap": plan.solution.gap,
         "solver_seconds": plan.solution.solver_seconds,

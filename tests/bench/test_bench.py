@@ -13,7 +13,7 @@ import torch
 from hilore_planner.bench import peak as peak_bench
 from hilore_planner.bench.dead_rows import DROPPED
 from hilore_planner.bench.dead_rows import summary as dead_summary
-from hilore_planner.bench.peak import Runs, bench_peak, ladder_caps
+from hilore_planner.bench.peak import Runs, bench_peak, is_overtaken, ladder_caps
 from hilore_planner.bench.peak import summary as peak_summary
 from hilore_planner.bench.runner import (
     Job,
@@ -82,6 +82,7 @@ def _cell(cap: int, peak: int, time_ms: float, added_ns: int = 0) -> Row:
         "variant": "v",
         "cap_bytes": cap,
         "objective_ns": added_ns,
+        "head_ns": 0,
         **figures,
     }
 
@@ -130,6 +131,7 @@ def _tried(jobs: Sequence[Job], then: Callable[[Row], Sequence[Job]], **_: objec
             row |= {"refused": True, "error": "small", "smallest_feasible_cap_bytes": 100}
         else:
             row |= {"objective_ns": 999 if cap == 200 and is_first else 400 - cap}
+            row |= {"head_ns": 0, "predicted_peak_bytes": cap}
             is_first = is_first and cap != 200
         queue += then(row)
         yield row
@@ -151,6 +153,14 @@ def test_a_ladder_is_climbed_and_a_rung_slower_than_a_smaller_cap_is_compiled_ag
         *(300, 200, 100),
         *(300, 200, 100),
     ]
+
+
+def test_a_rung_is_overtaken_by_what_fits_and_is_faster_or_as_fast_and_smaller() -> None:
+    row = _cell(100, 90, 1.0, added_ns=5)
+    for peak, added_ns, expected in ((80, 5, True), (90, 4, True), (90, 5, False), (101, 4, False)):
+        assert is_overtaken(row, [row, _cell(120, peak, 1.0, added_ns)]) is expected
+    assert is_overtaken(row | {"head_ns": 1}, [_cell(90, 90, 1.0, added_ns=5)])
+    assert not is_overtaken({"cap_bytes": 1, "refused": True}, [row])
 
 
 def test_known_cells_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

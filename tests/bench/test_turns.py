@@ -1,0 +1,38 @@
+"""Processes that prepare side by side and measure one at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from hilore_planner.bench.turns import READY, Workers, in_turn
+
+SLEEPER = "tests.bench.sleeper"
+LONG = 600
+
+
+def test_each_takes_its_turn_and_answers() -> None:
+    assert [seconds for seconds, _ in in_turn(SLEEPER, [0, 0])] == [0, 0]
+    workers = Workers(SLEEPER)
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(workers.answer, [0, 0.1]))
+    assert [seconds for seconds, _ in answers] == [0, 0.1]
+
+
+def test_those_that_are_ended_have_no_answer() -> None:
+    workers = Workers(SLEEPER)
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(workers.answer, seconds) for seconds in (LONG, 0)]
+        assert answers[1].result() is not None
+        workers.end()
+        assert answers[0].result() is None
+
+
+def test_a_worker_whose_starter_is_gone_measures_nothing() -> None:
+    command = [sys.executable, "-m", SLEEPER]
+    found = subprocess.run(command, input=json.dumps(0) + "\n", capture_output=True, text=True)
+    assert found.stdout.strip() == READY
+    assert found.returncode == 1
+    assert "nobody is there" in found.stderr
