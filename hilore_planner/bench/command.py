@@ -96,6 +96,23 @@ def peak(
     print("\n".join(summary(rows)))
 
 
+@app.command("compile-time")
+def compile_time(
+    layers: Annotated[int, typer.Option(min=1, help="Of the narrow model that is compiled.")] = 28,
+    costs: Annotated[
+        str, typer.Option(help="Where times come from: roofline, measured, or a cost file.")
+    ] = "roofline",
+    device: Device = "cuda",
+    output: Output = Path("docs/results/compile_time.json"),
+) -> None:
+    """What planning adds to the time that Inductor takes."""
+    from hilore_planner.bench.compile_time import bench_compile_time, summary
+    from hilore_planner.bench.runner import recorded
+
+    rows = recorded(output, bench_compile_time(layers, costs=costs, device=device), device=device)
+    print("\n".join(summary(rows)))
+
+
 @app.command()
 def cost(
     setting: SettingNames = None,

@@ -81,6 +81,14 @@ def ordered_share(rows: Sequence[Row]) -> tuple[int, int]:
     return right, pairs
 
 
+def planning_share(row: Row) -> float:
+    """Time of planning and checking, relative to all else that compiling a plan took."""
+    planning_seconds, compile_seconds = (
+        float(row[name]) for name in ("planning_seconds", "compile_seconds")
+    )
+    return planning_seconds / (compile_seconds - planning_seconds)
+
+
 def summary(rows: Sequence[Row]) -> list[str]:
     """What the rows say: ratios, order, planning, and where most time is beyond the predicted."""
     lines = []
@@ -94,9 +102,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
             continue
         ratios = [row["time_ratio"] for row in done]
         right, pairs = ordered_share(done)
-        # The uncapped update may have measured costs first, which is not planning.
-        ladder = [row for row in done if row["cap_bytes"] and row["compile_seconds"]]
-        shares = [row["planning_seconds"] / row["compile_seconds"] for row in ladder]
+        shares = [planning_share(row) for row in done if row["compile_seconds"]]
         lines.append(
             f"{name}: {len(done)} of {len(plans)} plans; predicted/measured time {min(ratios):.3f} to "
             f"{max(ratios):.3f}; {right} of {pairs} pairs more than {_APART:.0%} apart in the right order; planning "
