@@ -63,7 +63,9 @@ def peak(
     side_by_side: SideBySide = 8,
     resume: Annotated[
         bool,
-        typer.Option(help="Leave out cells that the record has of this commit (not on the CPU)."),
+        typer.Option(
+            help="Leave out cells that the record has of this commit, and where ladders begin and end (not on the CPU)."
+        ),
     ] = False,
     output: Annotated[
         Path | None,
@@ -78,7 +80,7 @@ def peak(
     """Predicted against measured peaks, from the smallest cap that is kept to everything stored."""
     from hilore_planner.bench.peak import Runs, bench_peak, summary
     from hilore_planner.bench.peak_cpu import bench_peak_cpu
-    from hilore_planner.bench.runner import earlier_rows, recorded_settings, this_commit
+    from hilore_planner.bench.runner import earlier_rows, recorded_settings
     from hilore_planner.bench.setting import setting_named
     from hilore_planner.bench.small_models import ARCHITECTURES
 
@@ -89,9 +91,9 @@ def peak(
             setting or list(ARCHITECTURES), rungs=caps, side_by_side=side_by_side
         )
     else:
-        known = [row for row in earlier if resume and row["commit"] == this_commit()]
         settings = [setting_named(name) for name in setting or PEAK_SETTINGS]
-        parts = bench_peak(settings, rungs=caps, runs=Runs(device, side_by_side, known))
+        runs = Runs(device, side_by_side, earlier if resume else ())
+        parts = bench_peak(settings, rungs=caps, runs=runs)
     rows = recorded_settings(path, parts, device=device, before=earlier)
     print("\n".join(summary(rows)))
 

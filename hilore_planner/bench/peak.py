@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from hilore_planner.bench.runner import Job, Row, run_as_ready
+from hilore_planner.bench.runner import Job, Row, run_as_ready, this_commit
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.solvers import solve
@@ -28,18 +28,32 @@ SAVED_AS = "hilore, saved bytes of {}"
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How jobs are run, and rows that need not be measured again."""
+    """How jobs are run, and rows of earlier calls, each with its commit.
+
+    Cells of this commit are not measured again, nor are the ends of ladders, whatever their commit: they only say
+    where a ladder lies.
+    """
 
     device: str
     side_by_side: int
-    known: Sequence[Row] = ()
+    earlier: Sequence[Row] = ()
+
+    def known(self) -> list[Row]:
+        """Rows that need not be measured again."""
+        ends = {_cell(variant) for variant in _ends()}
+        return [
+            row
+            for row in self.earlier
+            if ("error" not in row or row.get("refused"))
+            and (row["commit"] == this_commit() or (row["variant"], row["cap_bytes"]) in ends)
+        ]
 
 
 def bench_peak(settings: Sequence[Setting], *, rungs: int, runs: Runs) -> Iterator[list[Row]]:
     """All rows of a setting so far, whenever there is one more: the ends of its ladders, then their rungs."""
     climbs = {setting.name: Climb(setting, rungs) for setting in settings}
-    for row in runs.known:
-        if row["setting"] in climbs and ("error" not in row or row.get("refused")):
+    for row in runs.known():
+        if row["setting"] in climbs:
             climbs[row["setting"]].add(row)
 
     def then(row: Row) -> list[Job]:

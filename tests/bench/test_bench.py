@@ -137,9 +137,9 @@ def _tried(jobs: Sequence[Job], then: Callable[[Row], Sequence[Job]], **_: objec
         yield row
 
 
-def _climbed(monkeypatch: pytest.MonkeyPatch, known: Sequence[Row] = ()) -> list[list[Row]]:
+def _climbed(monkeypatch: pytest.MonkeyPatch, earlier: Sequence[Row] = ()) -> list[list[Row]]:
     monkeypatch.setattr(peak_bench, "run_as_ready", _tried)
-    return list(bench_peak([Setting("s", "tiny", 1, 1, 1)], rungs=3, runs=Runs("cpu", 3, known)))
+    return list(bench_peak([Setting("s", "tiny", 1, 1, 1)], rungs=3, runs=Runs("cpu", 3, earlier)))
 
 
 def test_a_ladder_is_climbed_and_a_rung_slower_than_a_smaller_cap_is_compiled_again(
@@ -164,12 +164,22 @@ def test_a_rung_is_overtaken_by_what_fits_and_is_faster_or_as_fast_and_smaller()
 
 
 def test_known_cells_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = _climbed(monkeypatch)[-1]
+    monkeypatch.setenv("HILORE_COMMIT", "abc")
+    rows = [row | {"commit": "abc"} for row in _climbed(monkeypatch)[-1]]
     lost = {"setting": "s", "variant": "hilore exact", "cap_bytes": 300, "error": "lost"}
     known = [row for row in rows if row["cap_bytes"] != 300]
-    parts = _climbed(monkeypatch, [*known, lost, {"setting": "other"}])
+    earlier = [*known, lost | {"commit": "abc"}, lost | {"setting": "other"}]
+    parts = _climbed(monkeypatch, earlier)
     assert parts[0] == known  # nothing of them is lost where the call is cut short
     assert [len(part) for part in parts] == [7, 8, 9]
+
+
+def test_of_another_commit_the_ends_of_ladders_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HILORE_COMMIT", "abc")
+    rows = [row | {"commit": "older"} for row in _climbed(monkeypatch)[-1]]
+    parts = _climbed(monkeypatch, rows)
+    assert [row["cap_bytes"] for row in parts[0]] == [None, 1, 1]
+    assert len(parts[-1]) == 9
 
 
 def test_a_part_of_a_record_takes_the_place_of_its_setting_alone(tmp_path: Path) -> None:
