@@ -67,11 +67,12 @@ class _Fuser:
     def __init__(self, kernels: Sequence[Kernel]) -> None:
         self._now = list(kernels)
         """What each kernel has become part of, by its bit."""
+        self._live = dict.fromkeys(self._now)
 
     def run(self) -> list[Kernel]:
         while any([self._join(one, other) for one, other in self._candidates()]):
             pass
-        return list(dict.fromkeys(self._now))
+        return list(dict.fromkeys(self._now))  # in the order of the program
 
     def _candidates(self) -> list[tuple[Kernel, Kernel]]:
         """Pairs of kernels that have something in common, those that share most first."""
@@ -100,17 +101,13 @@ class _Fuser:
             return False  # sums over rows and columns in one kernel: it takes in only what is next to it
         if self._waits(one, other) or self._waits(other, one):
             return False
-        mask = one.mask | other.mask
+        mask, makes = one.mask | other.mask, one.makes | other.makes
         joined = Kernel(
             one.nodes + other.nodes,
             min(one.first, other.first),
             max(one.last, other.last),
-            {
-                k: v
-                for k, v in (one.reads | other.reads).items()
-                if k not in one.makes | other.makes
-            },
-            one.makes | other.makes,
+            {k: v for k, v in (one.reads | other.reads).items() if k not in makes},
+            makes,
             one.sizes | other.sizes,
             mask,
             (one.before | other.before) & ~mask,
@@ -119,9 +116,12 @@ class _Fuser:
         )
         for bit in _bits(mask):
             self._now[bit] = joined
-        for kernel in dict.fromkeys(self._now):
+        del self._live[one], self._live[other]
+        self._live[joined] = None
+        before = mask | joined.before
+        for kernel in self._live:
             if kernel.before & mask:
-                kernel.before |= mask | joined.before
+                kernel.before |= before
         return True
 
     def _of(self, mask: int) -> Kernel:

@@ -30,7 +30,7 @@ class Rewriter:
     """Rewrites one joint graph in place; afterwards ``saved`` lists what backward gets from forward."""
 
     def __init__(self, graph: RecoveryGraph, placement: Mapping[str, str]) -> None:
-        self.saved: list[Node] = []
+        self.saved: dict[Node, None] = {}
         self._graph = graph
         self._placement = placement
         self._fx = graph.joint.gm.graph
@@ -61,7 +61,7 @@ class Rewriter:
                 node.args = torch.fx.map_arg(node.args, lambda arg: self._twin(arg, scope))  # noqa: B023
                 node.kwargs = torch.fx.map_arg(node.kwargs, lambda arg: self._twin(arg, scope))  # noqa: B023
         self._save_direct_outputs()
-        return self.saved
+        return list(self.saved)
 
     def _unit(self, node: Node) -> RecoveryUnit | None:
         key = compat.storage_key(node)
@@ -117,8 +117,7 @@ class Rewriter:
         return codec_for(unit, action.removeprefix("compress:"))
 
     def _save(self, node: Node) -> None:
-        if node not in self.saved:
-            self.saved.append(node)
+        self.saved[node] = None
 
     def _encode(self, wanted: Mapping[Node, str]) -> None:
         """Put every smaller copy right after the value it is made from.
@@ -140,7 +139,7 @@ class Rewriter:
                     traces=self._traces,
                 )
             self._copies[node] = codec, parts
-            self.saved.extend(parts)
+            self.saved |= dict.fromkeys(parts)
 
     def _make_twin(self, node: Node, action: str) -> Node:
         """The value backward reads in place of a forward node."""

@@ -62,9 +62,10 @@ def _early(head: Head) -> HeadSite:
     members = head.wide | head.closing | head.between(head.wide, head.wide)
     read = ancestors(head.graph, members)
     tangent = _scalar_tangent(head, [tangent for tangent in head.tangents if tangent in read])
-    _check_no_randomness([node for node in head.order if node in read & head.dependent])
+    taken_early, all_read = read & head.dependent, read | members
+    _check_no_randomness([node for node in head.order if node in taken_early])
     only = _trace(head, members)
-    _check_linear(head, [node for node in head.order if node in read | members])
+    _check_linear(head, [node for node in head.order if node in all_read])
     for leaving in only.exits:
         value = tensor_of(leaving.node)
         if leaving.needs_tangent and value is not None and value.dtype is torch.float16:
