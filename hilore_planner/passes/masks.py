@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 aten = torch.ops.aten
-_COMPARISONS = frozenset(
+COMPARISONS = frozenset(
     {
         aten.le.Scalar,
         aten.lt.Scalar,
@@ -29,7 +29,7 @@ _ATTRIBUTION = ("nn_module_stack", "stack_trace")
 def hoist_masks(forward: Sequence[Node], backward: Sequence[Node]) -> bool:
     """Move comparisons of forward values from backward to right behind the values; returns whether there were any."""
     values = {node for node in forward if node.op == "call_function"}
-    masks = [n for n in backward if n.target in _COMPARISONS and n.args[0] in values]
+    masks = [n for n in backward if n.target in COMPARISONS and n.args[0] in values]
     for mask in masks:
         value = mask.args[0]
         assert isinstance(value, Node)

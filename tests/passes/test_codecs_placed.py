@@ -63,11 +63,19 @@ def _same(traced: Traced, found: list[torch.Tensor | None]) -> None:
 
 def test_inputs_of_linear_layers_are_rounded_stochastically_and_others_to_the_nearest() -> None:
     units = _traced(Weighted, 16, 8, 64).units().units
-    rounding = {name: rounding_for(unit) for name, unit in units.items()}
+    rounding = {name: rounding_for(unit, "int8") for name, unit in units.items()}
     inputs = {name for name, found in rounding.items() if found == "stochastic"}
     # The first and second norm's scaled output, the first and second gated product.
     assert inputs == {"norm:mul#2", "norm:mul#4", "mul", "mul#2"}
     assert rounding["up:addmm"] == "nearest"
+
+
+def test_tiers_are_rounded_stochastically_but_for_what_masks_are_made_from() -> None:
+    tiers = "int8[:4/16x8]+int4"
+    units = _traced(Weighted, 16, 8, 64).units().units.values()
+    assert {rounding_for(unit, tiers) for unit in units} == {"stochastic"}
+    rectified = [u for n, u in _traced(Signed, 256, 64).units().units.items() if "relu" in n]
+    assert [rounding_for(unit, tiers) for unit in rectified] == ["nearest"] * 2
 
 
 def test_an_exact_plan_keeps_masks_as_bits() -> None:

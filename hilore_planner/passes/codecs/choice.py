@@ -7,15 +7,17 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
+from hilore_planner.codec_names import read_tiers
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs.base import Codec, Rounding
 from hilore_planner.passes.codecs.layout import InMemoryOrder, is_contiguous, memory_order
 from hilore_planner.passes.codecs.registry import codec_named
+from hilore_planner.passes.masks import COMPARISONS
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.units import RecoveryUnit
 
 aten = torch.ops.aten
-_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+_PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 
 
 def codec_for(unit: RecoveryUnit, name: str) -> Codec:
@@ -24,21 +26,28 @@ def codec_for(unit: RecoveryUnit, name: str) -> Codec:
     Raises:
         OptionError: there is no such codec.
     """
-    codec = codec_named(name, rounding_for(unit))
+    codec = codec_named(name, rounding_for(unit, name))
     value = tensor(unit.maker)
     if value is None or is_contiguous(value):
         return codec
     return InMemoryOrder(codec, memory_order(value))
 
 
-def rounding_for(unit: RecoveryUnit) -> Rounding:
-    """Stochastic where the unit is only multiplied by others, as the input of a linear layer is; backward reads it.
+def rounding_for(unit: RecoveryUnit, name: str) -> Rounding:
+    """How the codec ``name`` rounds a unit: to the nearest, or stochastically.
 
-    A product is linear in it, so an error of mean zero stays one. Elsewhere nearest, which leaves zeros as they are: a
-    function that bends makes a bias of any noise, and a mask made again from it would have lost its zeros.
+    Stochastically where the unit is only multiplied by others, as the input of a linear layer is; backward reads it. A
+    product is linear in it, so an error of mean zero stays one. Elsewhere to the nearest, which leaves zeros as they
+    are: a function that bends makes a bias of any noise, and a mask made again from it would have lost its zeros.
+
+    In tiers stochastically too, but for what masks are made from. Responses to one prompt have values in common, which
+    to the nearest have the same errors: of a whole group those cancel, as its advantages do; of a tier they add up.
     """
-    is_linear = all(node.target in _PRODUCTS for node in _readers(unit.maker))
-    return "stochastic" if unit.readers and is_linear else "nearest"
+    readers = {node.target for node in _readers(unit.maker)}
+    if unit.readers and readers <= _PRODUCTS:
+        return "stochastic"
+    is_tiered = read_tiers(name) is not None
+    return "stochastic" if is_tiered and not readers & COMPARISONS else "nearest"
 
 
 def _readers(node: Node) -> Iterator[Node]:
