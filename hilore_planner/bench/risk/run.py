@@ -69,11 +69,12 @@ def bench_risk(setting: RiskSetting, *, device: str, side_by_side: int) -> Itera
         common = {"folder": name, "setting": setting.name, "device": device}
         run = partial(_measured, common=common, environment=_environment(side_by_side))
         with ThreadPoolExecutor(side_by_side) as pool:
-            running = [pool.submit(run, job) for job in _usual(usual)]
+            running = [pool.submit(run, job) for job in _solved(usual)]
             # Meanwhile, as compiling leaves the device idle.
             yield same | _calibrated(subject, folder / WINNER_PROFILE, one_winner=True) | trained
             winner = Candidates.of(subject, folder, one_winner=True)
             running += [pool.submit(run, job) for job in _tiers(winner)]
+            running += [pool.submit(run, job) for job in _spread(usual)]
             yield same | _papers_rule(winner)
             for done in as_completed(running):
                 yield same | done.result()
@@ -122,7 +123,7 @@ def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
     return row
 
 
-def _usual(usual: Candidates) -> Iterator[Job]:
+def _solved(usual: Candidates) -> Iterator[Job]:
     """The paper's budget on many microbatches, with a table of plans and with one; then a plan for each error.
 
     The longest first.
@@ -144,8 +145,12 @@ def _usual(usual: Candidates) -> Iterator[Job]:
     margin = usual.profile.margin**0.5
     for error in setting.solved_errors:
         yield solved(f"solved for {error:g}", error * margin, _FEW)
+
+
+def _spread(usual: Candidates) -> Iterator[Job]:
+    """Plans that store or compress, and recompute nothing."""
     names = usual.offered("int8")
-    for error in setting.spread_errors:
+    for error in usual.subject.setting.spread_errors:
         plan = usual.spread(names, (*CODECS, STORE), error)
         yield _given(usual, f"no recomputation, {error:g}", plan)
 

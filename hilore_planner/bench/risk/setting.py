@@ -38,7 +38,7 @@ class RiskSetting:
     held_out: int
     solved_errors: tuple[float, ...]
     spread_errors: tuple[float, ...]
-    room: float = 0.3
+    room: float = 0.5
     dtype: str = "float32"
     seed: int = 0
 
@@ -81,13 +81,13 @@ RISK_SETTINGS = {
             spread_errors=(0.003, 0.006, 0.012, 0.02, 0.04),
         ),
         RiskSetting(
-            *("trained", _shape(512, 2048, 6, 8), 512, 2, 64, 448),
+            *("trained", _shape(512, 2048, 4, 8), 512, 2, 64, 448),
             train_steps=1200,
-            calibration_batches=10,
+            calibration_batches=8,
             perturbed_batches=2,
             held_out=52,
-            solved_errors=(0.002, 0.004, 0.006, 0.01, 0.02, 0.03, 0.05),
-            spread_errors=(0.003, 0.005, 0.008, 0.0125, 0.015, 0.025, 0.04, 0.05),
+            solved_errors=(0.002, 0.004, 0.008, 0.0125, 0.02, 0.03, 0.045),
+            spread_errors=(0.003, 0.006, 0.01, 0.015, 0.025, 0.04),
         ),
     )
 }
