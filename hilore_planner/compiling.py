@@ -28,6 +28,7 @@ from hilore_planner.peak.wrapper import capture_wrappers
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.region import Surroundings
 from hilore_planner.sizes import format_bytes
+from hilore_planner.uncollected import uncollected
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,8 @@ class RegionCompiler:
         if plan is None:
             return Attempt(compiled, None, reason=partitioner.unplanned_reason)
         check_start = time.perf_counter()
-        peak = dry_peak(wrappers, self.around)
+        with uncollected():
+            peak = dry_peak(wrappers, self.around)
         checking_seconds = time.perf_counter() - check_start
         if peak is not None:
             figures = replace(plan.predicted, peak_bytes=peak.peak_bytes + self.around.slack_bytes)

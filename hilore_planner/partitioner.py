@@ -27,6 +27,7 @@ from hilore_planner.passes.order import keep_order, sink_free
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.planning import PlannedRegion
 from hilore_planner.solvers import replay
+from hilore_planner.uncollected import uncollected
 
 Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 Planner = Callable[[JointGraph, HeadPlan], PlannedRegion]
@@ -95,7 +96,8 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         trial = self._settings.trial
         start, measured = time.perf_counter(), _measuring_seconds(trial)
         try:
-            return self._cut(gm, outputs, static)
+            with uncollected():
+                return self._cut(gm, outputs, static)
         except HiloreError as error:
             self.error = error
             raise

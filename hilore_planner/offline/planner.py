@@ -21,6 +21,7 @@ from hilore_planner.passes.devices import DeviceProfile, profile_named
 from hilore_planner.plan import CHECKED, PlacementPlan
 from hilore_planner.planning import Posed, head_trial, plan_region, pose
 from hilore_planner.region import Surroundings, surroundings
+from hilore_planner.uncollected import uncollected
 
 _OF_COMPILING = ("plan", "on_mismatch", "dump_dir")
 """Options about what happens when a plan is compiled."""
@@ -94,9 +95,11 @@ class Traced:
         ``must_fit`` is that of :func:`hilore_planner.planning.plan_region`.
         """
         trial = replace(self.trial, cap_bytes=cap_bytes or 1)
-        head = self.graph.head(replace(self.settings, trial=trial))
+        with uncollected():
+            head = self.graph.head(replace(self.settings, trial=trial))
+            posed = self._with(head)
         planned = plan_region(
-            self._with(head), region=self.region, aim=Aim(cap_bytes), head=head, must_fit=must_fit
+            posed, region=self.region, aim=Aim(cap_bytes), head=head, must_fit=must_fit
         )
         origin = planned.plan.provenance
         unchecked = replace(origin, options=origin.options | {CHECKED: "no"})

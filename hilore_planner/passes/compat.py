@@ -148,10 +148,17 @@ def extract_forward_backward(
     return forward, backward
 
 
+_STORAGE = "hilore_storage"
+"""Metadata key of a value with its storage's identity, which is asked for again and again."""
+
+
 def storage_key(node: torch.fx.Node) -> int | None:
     """Identity of the storage behind a node's (fake) value; None where it is not one tensor."""
-    key: int | None = get_node_storage(node)
-    return key
+    value = node.meta.get("val")
+    found: tuple[object, int | None] | None = node.meta.get(_STORAGE)
+    if found is None or found[0] is not value:
+        found = node.meta[_STORAGE] = value, get_node_storage(node)
+    return found[1]
 
 
 def hint(size: int | torch.SymInt) -> int:
