@@ -14,9 +14,12 @@ refinement says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from hilore_planner.solvers.linear import Column, LinearModel, Term
+from hilore_planner.solvers.problem import PositionIndex
 from hilore_planner.solvers.variables import (
     RECOMPUTE,
     Variables,
@@ -117,19 +120,17 @@ def add_demand(model: LinearModel, variables: Variables) -> None:
         kept = [variables.actions[u][a] for a in variables.actions[u] if a not in remade]
         if not remade:
             continue
-        for k in breaks:
+        for rank, k in enumerate(breaks):
             own = [variables.by[u, action, k] for action in remade]
-            sources: list[Column] = []
-            for v in structure.rebuilders[u]:
-                least = variables.by_at_least(v, RECOMPUTE, k)
-                if least is not None:
-                    reader = structure.problem.units[v].name
-                    terms = [*_sum(own), *_sum(kept), (least, -1.0)]
-                    model.row(f"demand[{name},{reader},{k}]", terms, lower=0.0)
-                most = variables.by_at_most(v, RECOMPUTE, k)
-                if most is not None:
-                    sources.append(most)
-            model.row(f"demand[{name},{k}]", [*_sum(own), *_sum(sources, -1.0)], upper=0.0)
+            at = {m: variables.refinement.breaks[m][rank] for m in variables.members(u)}
+            least = _edges(variables, at, lambda v, k: (variables.surely(v, RECOMPUTE, k),))
+            for (column,), edges in least.items():
+                if column is not None:
+                    terms = [*_sum([*own, *kept], edges.of_parent), (column, -edges.of_reader)]
+                    model.row(f"demand[{name},{column},{k}]", terms, lower=-edges.missing)
+            most = _edges(variables, at, lambda v, k: (variables.possibly(v, RECOMPUTE, k),))
+            sources = [(c, -edges.of_reader_most) for (c,), edges in most.items() if c is not None]
+            model.row(f"demand[{name},{k}]", [*_sum(own), *sources], upper=0.0)
             for action, column in zip(remade, own, strict=True):
                 later = variables.by_at_most(u, action, k + 1)
                 assert later is not None  # a break is at or after the earliest demand
@@ -145,25 +146,111 @@ def add_tails(model: LinearModel, variables: Variables) -> None:
                    tail ≥ by[v,k] − by[v,k−1] − Σ_{b≠a} b[u]   (v is demanded at k itself)
     """
     structure = variables.structure
-    units = structure.problem.units
     for (u, action, k), column in variables.tail.items():
         others = [variables.actions[u][b] for b in variables.actions[u] if b != action]
         remade = rebuilds(structure, u, action)
-        for v in structure.rebuilders[u]:
-            rebuilt = variables.actions[v][RECOMPUTE]
-            earlier = variables.by_at_most(v, RECOMPUTE, k - 1)
+        rank = variables.refinement.tails[u].index(k)
+        at = {m: variables.refinement.tails[m][rank] for m in variables.members(u)}
+
+        def needs(v: int, k: PositionIndex) -> tuple[Column | None, ...]:
+            rebuilt = variables.surely(v, RECOMPUTE, structure.latest[v])
+            earlier = variables.possibly(v, RECOMPUTE, k - 1)
             if structure.latest[v] < k or earlier == rebuilt:
+                return ()
+            return (rebuilt, earlier, variables.surely(v, RECOMPUTE, k))
+
+        for found, edges in _edges(variables, at, needs).items():
+            if not found:
                 continue
-            name = f"{units[u].name},{action},{units[v].name},{k}"
-            before = [] if earlier is None else [earlier]
-            now = variables.by_at_least(v, RECOMPUTE, k) if remade else rebuilt
+            rebuilt, earlier, by_now = found
+            count, weight, slack = edges.of_parent, edges.of_reader, edges.missing + edges.extra
+            before = [] if earlier is None else [(earlier, weight)]
+            now = by_now if remade else rebuilt
+            name = f"{structure.problem.units[u].name},{action},{rebuilt},{k}"
             if now is not None:
-                terms = [*_sum([column, *others, *before]), (now, -1.0)]
-                model.row(f"tail[{name}]", terms, lower=0.0)
+                terms = [*_sum([column, *others], count), *before, (now, -weight)]
+                model.row(f"tail[{name}]", terms, lower=-slack)
             own = variables.by_at_least(u, action, k) if remade else None
-            if own is not None:
-                terms = [*_sum([column, *before]), (own, -1.0), (rebuilt, -1.0)]
-                model.row(f"still[{name}]", terms, lower=-1.0)
+            if own is not None and rebuilt is not None:
+                terms = [(column, count), *before, (own, -count), (rebuilt, -weight)]
+                model.row(f"still[{name}]", terms, lower=-count * len(at) - slack)
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """Edges between a class of units and a class of readers.
+
+    Attributes:
+        of_parent: the most that one of the units has.
+        of_reader: what a reader usually has.
+        of_reader_most: the most that a reader has.
+        missing: what readers have less than the usual, all together.
+        extra: what they have beyond it.
+    """
+
+    of_parent: float
+    of_reader: float
+    of_reader_most: float
+    missing: float
+    extra: float
+
+
+_Key = tuple[Column | None, ...]
+
+
+def _edges(
+    variables: Variables,
+    at: Mapping[int, PositionIndex],
+    key: Callable[[int, PositionIndex], _Key],
+) -> dict[_Key, _Edges]:
+    """The edges between a class and the readers of its units, by what ``key`` says of a reader.
+
+    Args:
+        variables: the columns.
+        at: a position for each unit of the class.
+        key: columns of a reader that its unit, at that position, asks for.
+    """
+    structure = variables.structure
+    if len(at) == 1:
+        ((unit, k),) = at.items()
+        if all(len(variables.members(v)) == 1 for v in structure.rebuilders[unit]):
+            return {key(v, k): _Edges(1.0, 1.0, 1.0, 0.0, 0.0) for v in structure.rebuilders[unit]}
+    parents: dict[_Key, Counter[int]] = defaultdict(Counter)
+    readers: dict[_Key, Counter[int]] = defaultdict(Counter)
+    for unit, k in at.items():
+        for v in structure.rebuilders[unit]:
+            found = key(v, k)
+            parents[found][unit] += 1
+            readers[found][v] += 1
+    edges = {}
+    for found, counts in readers.items():
+        of_reader, missing, extra = usual(variables.members(next(iter(counts))), counts)
+        most = float(max(counts.values()))
+        of_parent = float(max(parents[found].values()))
+        edges[found] = _Edges(of_parent, of_reader, most, missing, extra)
+    return edges
+
+
+def usual(members: Sequence[int], degrees: Mapping[int, int]) -> tuple[float, float, float]:
+    """The usual degree of a member, how much members miss of it and how much they have beyond it."""
+    most_common = Counter(degrees.get(u, 0) for u in members).most_common(1)[0][0]
+    differences = [most_common - degrees.get(u, 0) for u in members]
+    missing = sum(max(difference, 0) for difference in differences)
+    extra = sum(max(-difference, 0) for difference in differences)
+    return float(most_common), float(missing), float(extra)
+
+
+def add_heirs(model: LinearModel, variables: Variables) -> None:
+    """heir[u,v] ≥ recompute[v] − recompute[u], less what a smaller copy of u has less of."""
+    names = [unit.name for unit in variables.structure.problem.units]
+    for u, heirs in enumerate(variables.structure.heirs):
+        for heir in heirs:
+            column = variables.heir.get((u, heir.unit))
+            if column is not None:
+                terms = [(own, -weight) for own, weight in variables.heir_terms(u, heir)]
+                model.row(
+                    f"heir[{names[u]},{names[heir.unit]}]", [(column, 1.0), *terms], lower=0.0
+                )
 
 
 def _sum(columns: Iterable[Column], sign: float = 1.0) -> list[Term]:

@@ -28,11 +28,11 @@ class _Hand:
 
 def dealt(folded: Folded, values: Sequence[float]) -> Iterator[dict[str, str]]:
     """Actions by unit that have the counts in ``values``, one for each way to deal them out."""
-    structure = folded.program.variables.structure
+    structure = folded.choices.variables.structure
     hands = [
         _Hand(members, {a: round(values[column]) for a, column in actions.items()})
         for first, members in folded.members.items()
-        for actions in [folded.program.variables.actions[first]]
+        for actions in [folded.choices.variables.actions[first]]
     ]
     pooled = _pooled(structure, hands)
     for held in [pooled] if len(pooled) == len(hands) else [pooled, hands]:

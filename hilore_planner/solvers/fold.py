@@ -15,21 +15,26 @@ Breaks and tails are left out, as in the program before it is refined.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hilore_planner.solvers.constraints import exact_terms
+from hilore_planner.solvers import constraints
+from hilore_planner.solvers.constraints import exact_terms, usual
 from hilore_planner.solvers.linear import LinearModel, Term
-from hilore_planner.solvers.problem import Bytes, PositionIndex
-from hilore_planner.solvers.program import Program, budgeted_program
+from hilore_planner.solvers.problem import PositionIndex
+from hilore_planner.solvers.program import Choices
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.structure import Structure
 from hilore_planner.solvers.variables import (
     RECOMPUTE,
     Variables,
     add_actions,
+    add_breaks,
+    add_heirs,
     add_inexact,
+    add_tails,
     inexactly_rebuilt,
 )
 
@@ -47,20 +52,19 @@ Edge = tuple[int, int]
 class Folded:
     """The folded program: the columns of a class are its first unit's, and are counts."""
 
-    program: Program
+    choices: Choices
     members: Members
 
 
-def fold(structure: Structure, alike: Looks, refinement: Refinement, cap_bytes: Bytes) -> Folded:
-    """The folded program of least time under ``cap_bytes``, with a refinement's peak rows.
+def fold(structure: Structure, alike: Looks, refinement: Refinement) -> Folded:
+    """The choices folded; units that have breaks or tails stay by themselves.
 
     Args:
         structure: the problem's structure.
         alike: its ``looks``.
-        refinement: where the peak rows are.
-        cap_bytes: the cap.
+        refinement: where the peak rows are, and what of them is written out.
     """
-    members = _classes(structure, alike, refinement.peaks)
+    members = _classes(structure, alike, refinement)
     model = LinearModel()
     none: list[dict[str, int]] = [{} for _ in structure.parents]
     for first, units in members.items():
@@ -70,18 +74,25 @@ def fold(structure: Structure, alike: Looks, refinement: Refinement, cap_bytes: 
         u: add_inexact(model, structure, u, count=len(members[u]))
         for u in inexactly_rebuilt(structure, actions)
     }
-    sizes = {u: (first, len(units)) for first, units in members.items() for u in units}
-    variables = Variables(structure, refinement, actions, inexact, {}, {}, sizes)
+    classes = {u: units for units in members.values() for u in units}
+    counts = {first: len(units) for first, units in members.items()}
+    by = add_breaks(model, structure, refinement, actions, counts)
+    tail = add_tails(model, structure, refinement, actions, counts)
+    heir = add_heirs(model, structure, actions)
+    variables = Variables(structure, refinement, actions, inexact, by, tail, heir, classes)
     _add_at_hand(model, variables, members)
     first_of = {u: first for first, units in members.items() for u in units}
     _add_parents(model, variables, members, first_of)
     names = [unit.name for unit in structure.problem.units]
-    classes = {u: f"class of {names[first]}" for u, first in first_of.items()}
-    _add_inexactness(model, variables, members, classes)
+    groups = {u: f"class of {names[first]}" for u, first in first_of.items()}
+    _add_inexactness(model, variables, members, groups)
     # Over all layers together, so that less is lost where one class's layers end.
     kinds = {u: f"kind of {_kind(structure, u)}" for u in first_of}
     _add_inexactness(model, variables, members, kinds)
-    return Folded(budgeted_program(model, variables, cap_bytes), members)
+    constraints.add_demand(model, variables)
+    constraints.add_tails(model, variables)
+    constraints.add_heirs(model, variables)
+    return Folded(Choices(model, variables), members)
 
 
 def looks(structure: Structure) -> Looks:
@@ -90,19 +101,26 @@ def looks(structure: Structure) -> Looks:
     return _numbered({u: _looks_of_one(structure, u) for u in needed})
 
 
-def _classes(structure: Structure, alike: Looks, peaks: Sequence[PositionIndex]) -> Members:
+def _classes(structure: Structure, alike: Looks, refinement: Refinement) -> Members:
     """Classes of the units that can be needed."""
     colours = _numbered(
-        {u: (look, *(_when(structure, u, k) for k in peaks)) for u, look in alike.items()}
+        {
+            u: (
+                look,
+                _when_refined(refinement, u),
+                *(_when(structure, u, k) for k in refinement.peaks),
+            )
+            for u, look in alike.items()
+        }
     )
-    edges = list(_interior_edges(structure))
+    edges = [(u, p, _between(structure, refinement, u, p)) for u, p in _interior_edges(structure)]
     known = 0
     while len(set(colours.values())) > known:
         known = len(set(colours.values()))
-        around: dict[int, list[tuple[bool, int]]] = defaultdict(list)
-        for u, p in edges:
-            around[u].append((True, colours[p]))
-            around[p].append((False, colours[u]))
+        around: dict[int, list[tuple[bool, int, Hashable]]] = defaultdict(list)
+        for u, p, between in edges:
+            around[u].append((True, colours[p], between))
+            around[p].append((False, colours[u], between))
         colours = _numbered(
             {u: (colour, tuple(sorted(around[u]))) for u, colour in colours.items()}
         )
@@ -140,6 +158,26 @@ def _when(structure: Structure, u: int, k: PositionIndex) -> Hashable:
         k > structure.latest[u],
         k > structure.surely_last[u],
         *sorted(k <= heir.until for heir in structure.heirs[u]),
+    )
+
+
+def _when_refined(refinement: Refinement, u: int) -> Hashable:
+    """How many breaks and tails a unit has, and where the peaks lie among them."""
+    return tuple(
+        (
+            len(marks),
+            *(side(marks, k) for k in refinement.peaks for side in (bisect_left, bisect_right)),
+        )
+        for marks in (refinement.breaks.get(u, []), refinement.tails.get(u, []))
+    )
+
+
+def _between(structure: Structure, refinement: Refinement, u: int, p: int) -> Hashable:
+    """Where a parent's breaks and tails lie among those of a unit that is recomputed from it."""
+    marks = [structure.earliest[u], structure.latest[u], *refinement.breaks.get(u, [])]
+    return tuple(
+        (sum(mark < k for mark in marks), sum(mark <= k for mark in marks))
+        for k in (*refinement.breaks.get(p, []), *refinement.tails.get(p, []))
     )
 
 
@@ -214,22 +252,13 @@ def _add_inexactness(
         terms: list[Term] = []
         degrees = Counter(u for u, _ in between)
         for first in dict.fromkeys(first_of[u] for u in degrees):
-            usual, missing, _ = _usual(members[first], degrees)
-            terms.append((variables.actions[first][RECOMPUTE], usual))
-            terms.append((variables.inexact[first], -usual))
+            most, missing, _ = usual(members[first], degrees)
+            terms.append((variables.actions[first][RECOMPUTE], most))
+            terms.append((variables.inexact[first], -most))
             slack += missing
         degrees = Counter(p for _, p in between)
         for first in dict.fromkeys(first_of[p] for p in degrees):
-            usual, _, extra = _usual(members[first], degrees)
-            terms += [(own, -usual * weight) for own, weight in exact_terms(variables, first)]
+            most, _, extra = usual(members[first], degrees)
+            terms += [(own, -most * weight) for own, weight in exact_terms(variables, first)]
             slack += extra
         model.row(f"inexactness[{readers},{parents}]", terms, upper=slack)
-
-
-def _usual(members: Sequence[int], degrees: Mapping[int, int]) -> tuple[float, float, float]:
-    """The usual degree of a member, how much members miss of it and how much they have beyond it."""
-    usual = Counter(degrees.get(u, 0) for u in members).most_common(1)[0][0]
-    differences = [usual - degrees.get(u, 0) for u in members]
-    missing = sum(max(difference, 0) for difference in differences)
-    extra = sum(max(-difference, 0) for difference in differences)
-    return float(usual), float(missing), float(extra)

@@ -11,6 +11,7 @@ placement could recompute from it on: with layers chained to layers, all through
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,21 +53,64 @@ def heirs_of(
     is_interior = [
         not unit.read_at and demand != NEVER for unit, demand in zip(units, latest, strict=True)
     ]
+    costs = _costs(units, parents, is_interior)
+    implied = _implied(rebuilders, is_interior)
     heirs: list[tuple[Heir, ...]] = [()] * len(units)
     shared_bytes = [unit.rebuilt_bytes for unit in units]
     for u in reversed(range(len(units))):
         if not is_interior[u]:
             continue
         found = []
-        for v in rebuilders[u]:
+        chosen = _chosen(rebuilders[u], implied)
+        for v in chosen:
             until = min((heir.until for heir in heirs[v]), default=latest[v] - 1)
             chain = frozenset({v}).union(*(heir.chain for heir in heirs[v]))
             # Its interior parents may be kept side by side: each has a share of its bytes. Dear ones
             # have most, being those that are worth keeping.
-            weights = {p: max(units[p].recompute_ns, 1) for p in parents[v] if is_interior[p]}
-            share_bytes = shared_bytes[v] * weights[u] // sum(weights.values())
-            size_bytes = min(share_bytes, units[u].kept_bytes // len(rebuilders[u]))
+            share_bytes = int(shared_bytes[v] * costs[v][u] / sum(costs[v].values()))
+            size_bytes = min(share_bytes, units[u].kept_bytes // len(chosen))
             found.append(Heir(v, size_bytes, until, chain))
         heirs[u] = tuple(found)
         shared_bytes[u] = min(shared_bytes[u], *(heir.size_bytes for heir in found))
     return tuple(heirs)
+
+
+def _chosen(readers: Sequence[int], implied: Sequence[frozenset[int]]) -> Sequence[int]:
+    """One that is recomputed whichever reader is, if there is one; else all readers."""
+    surely = frozenset.intersection(*(implied[v] for v in readers)).intersection(readers)
+    return (min(surely),) if surely else readers
+
+
+def _implied(
+    rebuilders: Sequence[Sequence[int]], is_interior: Sequence[bool]
+) -> list[frozenset[int]]:
+    """By unit: what is recomputed if it is."""
+    implied: list[frozenset[int]] = [frozenset()] * len(rebuilders)
+    for u in reversed(range(len(rebuilders))):
+        implied[u] = frozenset({u})
+        if is_interior[u]:
+            implied[u] |= frozenset.intersection(*(implied[v] for v in rebuilders[u]))
+    return implied
+
+
+def _costs(
+    units: Sequence[Unit], parents: Sequence[Sequence[int]], is_interior: Sequence[bool]
+) -> list[dict[int, float]]:
+    """By unit: what each interior parent takes to make from what backward reads.
+
+    What two of them are made from is halved; but all that a parent is made from is its own, where
+    another is made from that parent.
+    """
+    before: list[frozenset[int]] = [frozenset()] * len(units)
+    costs: list[dict[int, float]] = []
+    for u in range(len(units)):
+        near = [p for p in parents[u] if is_interior[p]]
+        own = {
+            p: before[p].difference(*(before[q] for q in near if q != p and q in before[p]))
+            for p in near
+        }
+        shared = Counter(q for made in own.values() for q in made)
+        costs.append({p: 1 + sum(units[q].recompute_ns / shared[q] for q in own[p]) for p in near})
+        if is_interior[u]:
+            before[u] = frozenset({u}).union(*(before[p] for p in near))
+    return costs

@@ -18,7 +18,8 @@ from hilore_planner.solvers.variables import (
     RECOMPUTE,
     STORE,
     Variables,
-    compress_action,
+    held_bytes,
+    inherited_share,
     rebuilds,
 )
 
@@ -65,12 +66,10 @@ def alive_terms(variables: Variables, u: int, k: PositionIndex, *, heirs: bool) 
     """
     structure = variables.structure
     unit = structure.problem.units[u]
-    sizes = {compress_action(form.codec): form.kept_bytes for form in structure.forms[u]}
-    sizes[STORE] = unit.kept_bytes
     kept = {a: column for a, column in variables.actions[u].items() if a != RECOMPUTE}
     if k < structure.problem.first_backward:
         return [
-            (column, float(sizes[action]))
+            (column, float(held_bytes(structure, u, action)[0]))
             for action, column in kept.items()
             if (k > unit.released_at if action == STORE else k >= unit.made_at)
         ]
@@ -79,14 +78,11 @@ def alive_terms(variables: Variables, u: int, k: PositionIndex, *, heirs: bool) 
         rebuilt = variables.by_at_least(u, RECOMPUTE, k)
         terms += _held(variables, u, RECOMPUTE, k, rebuilt, unit.rebuilt_bytes)
     inherited = _inherited_bytes(variables, u, k) if heirs else 0
-    for action, column in kept.items():
-        shown = [sizes[action]]  # the forms it has one after another
-        if rebuilds(structure, u, action):
-            shown.append(unit.rebuilt_bytes)
-        counted = min(inherited, *shown)
-        terms += [(column, float(counted - inherited))] if counted < inherited else []
-        terms += _kept_terms(variables, u, action, k, [size - counted for size in shown])
-    return terms + (_inherited_terms(variables, u, k, inherited) if inherited else [])
+    for action in kept:
+        counted = inherited * inherited_share(structure, u, action) if inherited else 0.0
+        held = [size - counted for size in held_bytes(structure, u, action)]
+        terms += _kept_terms(variables, u, action, k, held)
+    return terms + (_inherited_terms(variables, u, k) if inherited else [])
 
 
 def _inherited_bytes(variables: Variables, u: int, k: PositionIndex) -> Bytes:
@@ -97,26 +93,23 @@ def _inherited_bytes(variables: Variables, u: int, k: PositionIndex) -> Bytes:
     return sum(heir.size_bytes for heir in structure.heirs[u] if k <= heir.until)
 
 
-def _inherited_terms(
-    variables: Variables, u: int, k: PositionIndex, inherited_bytes: Bytes
-) -> list[Term]:
+def _inherited_terms(variables: Variables, u: int, k: PositionIndex) -> list[Term]:
     """Each heir's bytes where it is recomputed, none of them where the unit itself is."""
     terms: list[Term] = []
-    own = variables.actions[u].get(RECOMPUTE)
-    if own is not None:
-        terms.append((own, -float(inherited_bytes)))
     for heir in variables.structure.heirs[u]:
         if k <= heir.until:
-            terms.append(variables.recomputed(heir.unit, u, heir.size_bytes))
+            column = variables.heir.get((u, heir.unit))
+            own = variables.heir_terms(u, heir) if column is None else [(column, 1.0)]
+            terms += [(column, heir.size_bytes * weight) for column, weight in own]
             for v in heir.chain:
                 rebuilt = variables.by_at_least(v, RECOMPUTE, k)
-                if rebuilt is not None:  # counted as its own
-                    terms.append((rebuilt, -float(heir.size_bytes)))
+                # Counted as its own.
+                terms += _held(variables, v, RECOMPUTE, k, rebuilt, -float(heir.size_bytes))
     return terms
 
 
 def _kept_terms(
-    variables: Variables, u: int, action: str, k: PositionIndex, sizes: Sequence[Bytes]
+    variables: Variables, u: int, action: str, k: PositionIndex, sizes: Sequence[float]
 ) -> list[Term]:
     """Bytes under ``action``, which keeps the unit: of what is kept and of what is decoded from it.
 
@@ -134,12 +127,12 @@ def _kept_terms(
     decoded = variables.by_at_most(u, action, k - 1)
     if decoded is None:
         terms = _held(variables, u, action, k, rebuilt, rebuilt_bytes)
-        return [(column, float(kept_bytes)), *terms]
+        return [(column, kept_bytes), *terms]
     # As long as it is surely needed, so much is alive whether it is decoded or not; no need of that
     # where a break decides it.
     is_open = k <= structure.surely_last[u] and variables.refinement.break_after(u, k - 1) != k - 1
-    sure_bytes = min(kept_bytes, rebuilt_bytes) if is_open else 0
-    terms = [(column, float(kept_bytes)), (decoded, float(sure_bytes - kept_bytes))]
+    sure_bytes = min(kept_bytes, rebuilt_bytes) if is_open else 0.0
+    terms = [(column, kept_bytes), (decoded, sure_bytes - kept_bytes)]
     return terms + _held(variables, u, action, k, rebuilt, rebuilt_bytes - sure_bytes)
 
 
@@ -149,7 +142,7 @@ def _held(
     action: str,
     k: PositionIndex,
     column: Column | None,
-    size_bytes: Bytes,
+    size_bytes: float,
 ) -> list[Term]:
     """``size_bytes`` under ``column`` up to the sure last need, under a tail after it.
 

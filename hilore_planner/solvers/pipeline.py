@@ -10,7 +10,7 @@ from hilore_planner.solvers.candidate import Candidate
 from hilore_planner.solvers.folded_search import search_folded
 from hilore_planner.solvers.linear import LinearResult, solve_linear
 from hilore_planner.solvers.problem import Bytes, Nanoseconds, Solution
-from hilore_planner.solvers.program import Program, read_placement
+from hilore_planner.solvers.program import Program, read_placement, whole
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.repair import into_budget, repair
 from hilore_planner.solvers.search import (
@@ -18,16 +18,21 @@ from hilore_planner.solvers.search import (
     LeastPeak,
     LeastTime,
     Limits,
+    better,
     closed,
     search,
     start_refinement,
 )
 from hilore_planner.solvers.structure import Structure, analyse
+from hilore_planner.solvers.variables import STORE
 
 Engine = Literal["milp", "lp-repair"]
 
 _FENCES = (0, 1, 2)
 """How many layers ahead placements may rebuild that are searched before all others."""
+
+_LARGE = 1000
+"""Units from which on the program is large."""
 
 _SHARE = 0.3
 """Of the time that is left, for one search of several."""
@@ -68,15 +73,21 @@ class Search:
         fixed_bytes = max((position.fixed_bytes for position in positions), default=0)
         # A tenth of the gap; below one byte, and so exact, where that is less.
         goal = LeastPeak(max(0.1 * limits.relative_gap * fixed_bytes, 0.4))
-        program = goal.program(self.structure, self.refinement)
-        relaxed = solve_linear(program.model, relaxed=True)
-        if relaxed.outcome == "infeasible":
-            return Found(None, 0, infeasible=True)
-        best = into_budget(self.structure, read_placement(program.variables, relaxed.values))
-        bound = goal.bound(program, relaxed)
+        folded = search_folded(
+            goal, self.structure, self.refinement, limits.part(_SHARE), None, refines=False
+        )
+        if folded.infeasible:
+            return folded
+        best, bound = better(goal, folded.best, self._least_known(limits)), folded.bound
         is_fenced = False
         for layers in _FENCES:
             if best is not None and limits.close(goal.value(best.replay), bound):
+                return Found(best, bound)
+            if self._is_large():
+                fenced = start_refinement(self.structure).fenced(self.structure.fences(layers))
+                best = search_folded(
+                    goal, self.structure, fenced, limits.part(_SHARE), best, refines=True, rounds=3
+                ).best
                 return Found(best, bound)
             fenced = self.refinement.fenced(self.structure.fences(layers))
             if fenced.fences:
@@ -85,6 +96,24 @@ class Search:
         rest = limits.part(_FLOOR_SHARE) if is_fenced and best is not None else limits
         found = search(goal, self.structure, self.refinement, rest, best)
         return replace(found, bound=max(found.bound, bound))
+
+    def _least_known(self, limits: Limits) -> Candidate | None:
+        """The smaller peak of storing everything and, where copies may be lossy, of the best without."""
+        units = self.structure.problem.units
+        stored = into_budget(self.structure, {unit.name: STORE for unit in units if unit.can_store})
+        if not any(self.structure.tainted):
+            return stored
+        best = self._without_lossy().least_peak(limits.part(_SHARE)).best
+        known = [each for each in (stored, best) if each is not None]
+        return min(known, key=lambda each: each.replay.peak_bytes, default=None)
+
+    def _without_lossy(self) -> Search:
+        structure = analyse(replace(self.structure.problem, gradient_error=0.0))
+        return Search(structure, start_refinement(structure), self.engine)
+
+    def _is_large(self) -> bool:
+        """Whether the program is better refined folded than whole."""
+        return len(self.structure.parents) >= _LARGE
 
     def either(self, cap_bytes: Bytes, limits: Limits) -> Found:
         """A placement under a cap, or the proof that there is none, if time allows."""
@@ -97,14 +126,17 @@ class Search:
         layers' copies against a budget, the solver finds the best placements soon and proves them
         late; the folded program is quick to prove much the same.
         """
-        folded = search_folded(goal, self.structure, self.refinement, limits, start)
+        tried = start_refinement(self.structure)
+        if not self._is_large():  # one list: the program itself gets the rows, too
+            tried = replace(tried, peaks=self.refinement.peaks)
+        folded = search_folded(goal, self.structure, tried, limits, start, refines=self._is_large())
         start, bound = folded.best, folded.bound
         if folded.infeasible or (start and limits.close(goal.value(start.replay), bound)):
             return folded
         if not any(self.structure.tainted):
             found = search(goal, self.structure, self.refinement, limits, start, rounds=1)
             return replace(found, bound=max(found.bound, bound))
-        program = goal.program(self.structure, self.refinement)
+        program = goal.program(whole(self.structure, self.refinement))
         relaxed = solve_linear(program.model, relaxed=True, deadline=limits.deadline)
         gap = limits.relative_gap
         if relaxed.values:
@@ -121,7 +153,7 @@ class Search:
 
     def _relaxed(self, goal: LeastTime, start: Candidate | None) -> Found:
         """The LP relaxation, rounded and repaired: quick, so whatever the time limit."""
-        program = goal.program(self.structure, self.refinement)
+        program = goal.program(whole(self.structure, self.refinement))
         result = solve_linear(program.model, relaxed=True)
         if result.outcome == "infeasible":
             return Found(start, 0, infeasible=True)
@@ -142,9 +174,7 @@ class Search:
         """The fastest placement without lossy copies, or ``best``: near the smallest caps it is soon found."""
         if not any(self.structure.tainted):
             return best
-        structure = analyse(replace(self.structure.problem, gradient_error=0.0))
-        lossless = Search(structure, start_refinement(structure), self.engine)
-        found = lossless.least_time(goal.cap_bytes, limits.part(_SHARE), best)
+        found = self._without_lossy().least_time(goal.cap_bytes, limits.part(_SHARE), best)
         return found.best or best
 
     def _fenced(self, goal: LeastTime, limits: Limits) -> Candidate | None:

@@ -35,15 +35,17 @@ class Program:
     unit_ns: float
 
 
-def time_program(structure: Structure, refinement: Refinement, cap_bytes: Bytes) -> Program:
-    """Least time under ``cap_bytes``."""
-    model = LinearModel()
-    variables = _add_choices(model, structure, refinement)
-    return budgeted_program(model, variables, cap_bytes)
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A program without its peaks and its objective: columns, and the rows that join them."""
+
+    model: LinearModel
+    variables: Variables
 
 
-def budgeted_program(model: LinearModel, variables: Variables, cap_bytes: Bytes) -> Program:
-    """Least time of the choices in ``model``, under ``cap_bytes`` and in the risk budget."""
+def time_program(choices: Choices, cap_bytes: Bytes) -> Program:
+    """Least time of ``choices``, to which it is added, under ``cap_bytes``."""
+    model, variables = choices.model, choices.variables
     structure = variables.structure
     unit_ns = _moderate(_everything_ns(structure))
     cap = Cap(cap_bytes, _moderate(_everything_bytes(structure)))
@@ -53,14 +55,15 @@ def budgeted_program(model: LinearModel, variables: Variables, cap_bytes: Bytes)
     return Program(model, variables, cap, unit_ns)
 
 
-def peak_program(structure: Structure, refinement: Refinement, slack_bytes: float) -> Program:
-    """Least peak in units of ``cap.unit_bytes``, and all time together worth ``slack_bytes``.
+def peak_program(choices: Choices, slack_bytes: float) -> Program:
+    """Least peak of ``choices``, to which it is added.
 
-    The little that time is worth keeps the program from rebuilding what it need not, which at
-    positions it has no row for yet would cost a lot.
+    In units of ``cap.unit_bytes``, with all time together worth ``slack_bytes``. The little that time
+    is worth keeps the program from rebuilding what it need not, which at positions it has no row for
+    yet would cost a lot.
     """
-    model = LinearModel()
-    variables = _add_choices(model, structure, refinement)
+    model, variables = choices.model, choices.variables
+    structure = variables.structure
     everything_ns = _everything_ns(structure)
     unit_bytes = _moderate(_everything_bytes(structure))
     upper = _everything_bytes(structure) / unit_bytes
@@ -72,15 +75,17 @@ def peak_program(structure: Structure, refinement: Refinement, slack_bytes: floa
     return Program(model, variables, cap, _moderate(everything_ns))
 
 
-def _add_choices(model: LinearModel, structure: Structure, refinement: Refinement) -> Variables:
-    """Columns, and the rows that join one unit's choice to another's."""
+def whole(structure: Structure, refinement: Refinement) -> Choices:
+    """The choices of every unit."""
+    model = LinearModel()
     variables = add_variables(model, structure, refinement)
     constraints.add_at_hand(model, variables)
     constraints.add_parents(model, variables)
     constraints.add_inexactness(model, variables)
     constraints.add_demand(model, variables)
     constraints.add_tails(model, variables)
-    return variables
+    constraints.add_heirs(model, variables)
+    return Choices(model, variables)
 
 
 def _everything_bytes(structure: Structure) -> Bytes:

@@ -13,7 +13,14 @@ from typing import Protocol
 from hilore_planner.solvers.candidate import Candidate, candidate
 from hilore_planner.solvers.linear import Column, LinearResult, solve_linear
 from hilore_planner.solvers.problem import Bytes, Nanoseconds, PositionIndex
-from hilore_planner.solvers.program import Program, peak_program, read_placement, time_program
+from hilore_planner.solvers.program import (
+    Choices,
+    Program,
+    peak_program,
+    read_placement,
+    time_program,
+    whole,
+)
 from hilore_planner.solvers.refine import refine
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.repair import repair
@@ -75,7 +82,7 @@ class Goal(Protocol):
     def name(self) -> str:
         """For the log."""
 
-    def program(self, structure: Structure, refinement: Refinement) -> Program:
+    def program(self, choices: Choices) -> Program:
         """The program to solve."""
 
     def value(self, replay: Replay) -> int:
@@ -101,9 +108,9 @@ class LeastTime:
     cap_bytes: Bytes
     name: str = "least time"
 
-    def program(self, structure: Structure, refinement: Refinement) -> Program:
+    def program(self, choices: Choices) -> Program:
         """Time, peaks under the cap."""
-        return time_program(structure, refinement, self.cap_bytes)
+        return time_program(choices, self.cap_bytes)
 
     def value(self, replay: Replay) -> Nanoseconds:
         """Its time."""
@@ -135,9 +142,9 @@ class LeastPeak:
     slack_bytes: float
     name: str = "least peak"
 
-    def program(self, structure: Structure, refinement: Refinement) -> Program:
+    def program(self, choices: Choices) -> Program:
         """The highest peak, and a little time."""
-        return peak_program(structure, refinement, self.slack_bytes)
+        return peak_program(choices, self.slack_bytes)
 
     def value(self, replay: Replay) -> Bytes:
         """Its peak."""
@@ -203,7 +210,7 @@ def search(
     """
     bound = 0
     for round_number in range(rounds):
-        program = goal.program(structure, refinement)
+        program = goal.program(whole(structure, refinement))
         result = solve_linear(
             program.model,
             relative_gap=limits.relative_gap,
@@ -222,7 +229,7 @@ def search(
         usable = found if goal.accepts(structure, found) else None
         if usable is None and round_number == 0:
             usable = goal.repair(structure, found)
-        best = _better(goal, best, usable)
+        best = better(goal, best, usable)
         if best is not None and closed(goal.value(best.replay), bound, limits.relative_gap):
             break
         exact = not over and found.in_budget(structure)
@@ -232,7 +239,8 @@ def search(
     return Found(best, bound)
 
 
-def _better(goal: Goal, best: Candidate | None, usable: Candidate | None) -> Candidate | None:
+def better(goal: Goal, best: Candidate | None, usable: Candidate | None) -> Candidate | None:
+    """The one of the lower value, where there are two."""
     known = [each for each in (best, usable) if each is not None]
     return min(known, key=lambda each: goal.value(each.replay), default=None)
 

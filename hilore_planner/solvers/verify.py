@@ -131,25 +131,43 @@ def _needs(
     """First and last backward position that need each unit, readers before what they read."""
     demand: dict[str, PositionIndex] = {}
     last: dict[str, PositionIndex] = {}
-    rebuilt_at: dict[str, list[tuple[PositionIndex, str]]] = {}
     for unit in reversed(problem.units):
-        needs = [(position, "backward") for position in unit.read_at]
-        needs += rebuilt_at.get(unit.name, [])
-        if not needs:
-            if unit.name in placement:
-                raise PlacementError(unit.name, "nothing in backward needs it; leave it out")
+        name = unit.name
+        if unit.read_at:
+            demand[name] = min(demand.get(name, unit.read_at[0]), unit.read_at[0])
+            last[name] = max(last.get(name, unit.read_at[-1]), unit.read_at[-1])
+        if name not in demand:
+            if name in placement:
+                raise PlacementError(name, "nothing in backward needs it; leave it out")
             continue
-        if unit.name not in placement:
-            position, reader = min(needs)
+        if name not in placement:
             raise PlacementError(
-                unit.name, f"not at hand, but {reader!r} reads it at position {position}"
+                name, f"not at hand, but {_reader(problem, placement, demand, unit)}"
             )
-        demand[unit.name] = min(needs)[0]
-        last[unit.name] = max(needs)[0]
-        if placement[unit.name] == "recompute":
+        if placement[name] == "recompute":
+            position = demand[name]
             for parent in unit.parents:
-                rebuilt_at.setdefault(parent, []).append((demand[unit.name], unit.name))
+                demand[parent] = min(demand.get(parent, position), position)
+                last[parent] = max(last.get(parent, position), position)
     return demand, last
+
+
+def _reader(
+    problem: PlacementProblem,
+    placement: Mapping[str, str],
+    demand: Mapping[str, PositionIndex],
+    unit: Unit,
+) -> str:
+    """Who reads the unit first, and where."""
+    readers = [
+        other.name
+        for other in problem.units
+        if unit.name in other.parents
+        and placement.get(other.name) == "recompute"
+        and demand.get(other.name) == demand[unit.name]
+    ]
+    reader = "backward" if demand[unit.name] in unit.read_at else readers[0]
+    return f"{reader!r} reads it at position {demand[unit.name]}"
 
 
 def _spans(

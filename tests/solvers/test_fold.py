@@ -12,7 +12,8 @@ from hilore_planner.solvers import PlacementProblem, replay, solve
 from hilore_planner.solvers.deal import dealt
 from hilore_planner.solvers.fold import Folded, fold, looks
 from hilore_planner.solvers.linear import solve_linear
-from hilore_planner.solvers.program import time_program
+from hilore_planner.solvers.program import Program, time_program, whole
+from hilore_planner.solvers.refine import refine
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.repair import complete, place
 from hilore_planner.solvers.structure import analyse
@@ -23,34 +24,52 @@ from tests.solvers.strategies import layered_problems, problems
 AMPLE = 600.0
 
 
-def folded_at(problem: PlacementProblem, peaks: list[int]) -> Folded:
+def folded_at(problem: PlacementProblem, refinement: Refinement) -> Folded:
     structure = analyse(problem)
-    refinement = Refinement(peaks=peaks)
-    return fold(structure, looks(structure), refinement, problem.memory_cap_bytes)
+    return fold(structure, looks(structure), refinement)
+
+
+def program_of(folded: Folded, problem: PlacementProblem) -> Program:
+    return time_program(folded.choices, problem.memory_cap_bytes)
+
+
+def refinement_of(problem: PlacementProblem, data: st.DataObject) -> Refinement:
+    """Some peak rows, and what some placements' replays need there."""
+    positions = st.integers(0, len(problem.positions) - 1)
+    refinement = Refinement(peaks=sorted(data.draw(st.sets(positions, max_size=4))))
+    structure = analyse(problem)
+    for _ in range(data.draw(st.integers(0, 2))):
+        stored = {
+            u.name: "store" for u in problem.units if u.can_store and data.draw(st.booleans())
+        }
+        placement = place(structure, complete(structure, stored))
+        found = replay(problem, placement)
+        refine(structure, refinement, placement, found, data.draw(positions))
+    return refinement
 
 
 @settings(max_examples=150)
 @given(st.one_of(problems(), layered_problems()), st.data())
 def test_it_is_below_the_oracle(problem: PlacementProblem, data: st.DataObject) -> None:
-    positions = st.integers(0, len(problem.positions) - 1)
-    peaks = sorted(data.draw(st.sets(positions, max_size=4)))
-    folded = folded_at(problem, peaks)
-    result = solve_linear(folded.program.model)
+    folded = folded_at(problem, refinement_of(problem, data))
+    program = program_of(folded, problem)
+    result = solve_linear(program.model)
     best = truth(problem).least_time_ns
     if best is not None:
         assert result.outcome == "optimal"
-        assert result.bound * folded.program.unit_ns <= best + 1e-6
+        assert result.bound * program.unit_ns <= best + 1e-6
 
 
-@given(problems())
-def test_without_equal_units_it_is_the_program_itself(problem: PlacementProblem) -> None:
+@given(problems(), st.data())
+def test_without_equal_units_it_is_the_program_itself(
+    problem: PlacementProblem, data: st.DataObject
+) -> None:
     units = tuple(dataclasses.replace(unit, kind="") for unit in problem.units)
     problem = dataclasses.replace(problem, units=units)
-    peaks = list(range(len(problem.positions)))
-    folded = solve_linear(folded_at(problem, peaks).program.model)
-    structure = analyse(problem)
-    whole = time_program(structure, Refinement(peaks=peaks), problem.memory_cap_bytes)
-    result = solve_linear(whole.model)
+    refinement = refinement_of(problem, data)
+    folded = solve_linear(program_of(folded_at(problem, refinement), problem).model)
+    choices = whole(analyse(problem), refinement)
+    result = solve_linear(time_program(choices, problem.memory_cap_bytes).model)
     assert folded.outcome == result.outcome
     assert folded.outcome == "infeasible" or abs(folded.objective - result.objective) < 1e-6
 
@@ -58,9 +77,9 @@ def test_without_equal_units_it_is_the_program_itself(problem: PlacementProblem)
 @given(layered_problems())
 def test_what_is_dealt_has_the_counts(problem: PlacementProblem) -> None:
     structure = analyse(problem)
-    folded = folded_at(problem, [problem.first_backward])
-    result = solve_linear(folded.program.model)
-    actions = folded.program.variables.actions
+    folded = folded_at(problem, Refinement(peaks=[problem.first_backward]))
+    result = solve_linear(program_of(folded, problem).model)
+    actions = folded.choices.variables.actions
     counts: Counter[tuple[str, str]] = Counter()
     for first in folded.members if result.values else ():
         for action, column in actions[first].items():
@@ -80,7 +99,8 @@ def test_it_is_no_larger_for_more_layers() -> None:
         problem = transformer(
             Shape(layers=layers), cap_bytes=8 * GIB, codecs=True, gradient_error=0.1
         )
-        model = folded_at(problem, [problem.first_backward]).program.model
+        folded = folded_at(problem, Refinement(peaks=[problem.first_backward]))
+        model = program_of(folded, problem).model
         sizes.append((len(model.column_names), len(model.row_names)))
     assert sizes[0] == sizes[1]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from unittest import mock
 
-from hilore_planner.solvers import PlacementProblem, Solution, replay, solve, sweep
+from hilore_planner.solvers import PlacementProblem, Solution, pipeline, replay, solve, sweep
 from tests.solvers.oracle import Truth, truth
 from tests.solvers.random_problems import random_problem
 
@@ -43,12 +44,18 @@ def in_a_sweep(problem: PlacementProblem) -> Solution:
     return sweep(problem, [cap + 3, cap], relative_gap=0.0, time_limit_seconds=AMPLE)[1]
 
 
+def as_if_it_were_large(problem: PlacementProblem) -> Solution:
+    with mock.patch.object(pipeline, "_LARGE", 0):
+        return exact(problem)
+
+
 SWITCHES: tuple[tuple[Callable[[PlacementProblem], Solution], float], ...] = (
     (within_a_tenth, 0.1),
     (from_a_warm_start, 0.0),
     (by_lp_repair, 1.0),
     (without_time, 1.0),
     (in_a_sweep, 0.0),
+    (as_if_it_were_large, 0.0),
 )
 """With the gap that each states."""
 
