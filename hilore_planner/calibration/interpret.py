@@ -2,11 +2,13 @@
 
 The forward runs once and leaves what backward may read: one value for each unit. A backward then reads every unit as it
 is, except those it is told to round-trip through a codec or to make again from their parents. What has no unit is made
-again by its readers, as in a planned update.
+again by its readers, as in a planned update. The first backward, without changes, leaves a few of its own values:
+others need not run what comes before their first change, as the head and later layers do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +24,8 @@ from hilore_planner.passes.units import RecoveryGraph
 
 Values = dict[Node, Any]
 Change = Callable[[Tensor], Tensor] | Literal["recompute"]
+_LANDMARKS = 12
+"""Places in a backward that others may start from."""
 Changes = Mapping[str, Change]
 """By unit name: what backward reads instead of the value, or that the unit is made again."""
 
@@ -71,33 +75,83 @@ class JointInterpreter:
         return values
 
     @torch.no_grad()
-    def gradients(
-        self, values: Values, changes: Changes | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Run the backward of a scalar loss; yields each gradient as soon as it is there, with its primal's index."""
-        changed = {self.makers[name]: change for name, change in (changes or {}).items()}
-        wanted: dict[Node, list[int]] = {}
+    def reference(self, values: Values) -> dict[int, Tensor]:
+        """Gradients of a scalar loss, by primals' indices; leaves in ``values`` where other backwards may start."""
+        wanted = self._outputs()
+        order = self._order(self._at_start(values), {}, wanted)
+        return dict(self._backward(values, {}, wanted, {}, landmarks(order, frozenset(wanted))))
+
+    @torch.no_grad()
+    def gradients(self, values: Values, changes: Changes) -> Iterator[tuple[int, Tensor]]:
+        """Run the backward again under changes; yields each gradient that they alter, as soon as it is there."""
+        changed = {self.makers[name]: change for name, change in changes.items()}
+        altered = self._altered(values, changed)
+        changed = {node: change for node, change in changed.items() if node in altered}
+        wanted = {node: of for node, of in self._outputs().items() if node in altered}
+        rest = {node: value for node, value in values.items() if node not in altered}
+        exact = {node: values[node] for node in changed}
+        yield from self._backward(rest, changed, wanted, exact, frozenset())
+
+    def _outputs(self) -> dict[Node, list[int]]:
+        """Indices of the primals whose gradient a node is."""
+        found: dict[Node, list[int]] = {}
         for index, node in enumerate(self.joint.backward_outputs):
             if node is not None:
-                wanted.setdefault(node, []).append(index)
-        env = {node: value for node, value in values.items() if node not in changed}
-        env |= {tangent: _one(tangent) for tangent in self.joint.tangents}
-        fixed = frozenset(env)
+                found.setdefault(node, []).append(index)
+        return found
+
+    def _at_start(self, values: Values) -> frozenset[Node]:
+        return frozenset((*values, *self.joint.tangents))
+
+    def _altered(self, values: Values, changed: Mapping[Node, Change]) -> frozenset[Node]:
+        """Nodes whose values in backward are others than in the reference."""
+        found: set[Node] = set()
+        at_hand = self.at_hand - changed.keys()
+        for node in (*self.joint.forward, *self.joint.backward):
+            is_round_trip = changed.get(node, "recompute") != "recompute"
+            reads_altered = node not in at_hand and not found.isdisjoint(node.all_input_nodes)
+            if is_round_trip or reads_altered:
+                found.add(node)
+        return frozenset(found)
+
+    def _backward(
+        self,
+        values: Values,
+        changed: Mapping[Node, Change],
+        wanted: Mapping[Node, list[int]],
+        exact: Values,
+        kept: frozenset[Node],
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Run what ``wanted`` needs beyond ``values``, and leave in them what is ``kept``.
+
+        ``exact`` has what changed units are without their change.
+        """
+        env = values | {tangent: _one(tangent) for tangent in self.joint.tangents}
+        fixed = self._at_start(values)
         order = self._order(fixed, changed, wanted)
         last = _last_uses(order, lambda node: _reads(node, changed))
         for node in order:
             change = changed.get(node, "recompute")
-            env[node] = _run(node, env) if change == "recompute" else _like(change, values[node])
-            yield from ((index, env[node]) for index in wanted.pop(node, ()))
+            env[node] = _run(node, env) if change == "recompute" else _like(change, exact[node])
+            if node in kept:
+                values[node] = env[node]
+            yield from ((index, env[node]) for index in wanted.get(node, ()))
             for used in {node, *_reads(node, changed)} - fixed:
                 if last.get(used, node) is node:
                     del env[used]
-        yield from ((index, env[node]) for node, places in wanted.items() for index in places)
+        done = set(order)
+        for node, places in wanted.items():
+            if node not in done:
+                yield from ((index, env[node]) for index in places)
 
     def _order(
         self, fixed: frozenset[Node], changed: Mapping[Node, Change], wanted: Iterable[Node]
     ) -> list[Node]:
-        """Nodes to run: the backward, and forward nodes right before their first reader."""
+        """Nodes to run: of the backward what is needed, and forward nodes right before their first reader."""
+        needed = set(wanted)
+        for node in reversed(self.joint.backward):
+            if node in needed and node not in fixed:
+                needed.update(_reads(node, changed))
         order: list[Node] = []
         done = set(fixed)
 
@@ -109,9 +163,30 @@ class JointInterpreter:
                 order.append(node)
 
         for node in (*self.joint.backward, *wanted):
-            if not _writes_input(node):
+            if node in needed and not _writes_input(node):
                 visit(node)
         return order
+
+
+def landmarks(order: Sequence[Node], outputs: frozenset[Node]) -> frozenset[Node]:
+    """Values that a backward may start from: in each part of ``order``, those alive where fewest bytes are."""
+    last = _last_uses(order, lambda node: node.all_input_nodes)
+    alive: set[Node] = set()
+    places: list[tuple[float, frozenset[Node]]] = []
+    for node in order:
+        alive.add(node)
+        alive -= {used for used in (node, *node.all_input_nodes) if last.get(used, node) is node}
+        places.append((sum(map(_bytes, alive - outputs)), frozenset(alive)))
+    size = -(-len(order) // _LANDMARKS) or 1
+    parts = (places[start : start + size] for start in range(0, len(order), size))
+    least = (min(part, key=lambda place: place[0]) for part in parts)
+    return frozenset(node for size_bytes, nodes in least if size_bytes < math.inf for node in nodes)
+
+
+def _bytes(node: Node) -> float:
+    """Of a value; endless where it is no tensor, as of an operator with several."""
+    value = tensor(node)
+    return math.inf if value is None else float(value.numel() * value.element_size())
 
 
 def _reads(node: Node, changed: Mapping[Node, Change]) -> list[Node]:

@@ -44,7 +44,14 @@ def test_changes_are_what_the_rewriter_does(stack: Traced, data: st.DataObject) 
     placement = data.draw(placements(problem_of(graph), is_exact=False))
     interpreter = JointInterpreter.of(graph)
     values = interpreter.forward(stack.primals)
-    found = dict(interpreter.gradients(values, _changes(placement, graph, interpreter)))
+    changes = _changes(placement, graph, interpreter)
+    anew = dict(interpreter.gradients(values, changes))
+    exact = interpreter.reference(values)
+    found = dict(interpreter.gradients(values, changes))
+    # From where the first backward left values, the same, bit for bit.
+    assert found.keys() == anew.keys()
+    assert all(torch.equal(found[index], gradient) for index, gradient in anew.items())
+    found = exact | found
     _, expected = cut(graph, placement).run(stack)
     (tangent,) = stack.tangents()
     for index, gradient in enumerate(expected):
@@ -54,7 +61,7 @@ def test_changes_are_what_the_rewriter_does(stack: Traced, data: st.DataObject) 
 
 def test_without_changes_the_gradient_is_autograds(stack: Traced) -> None:
     interpreter = JointInterpreter.of(stack.units())
-    gradients = dict(interpreter.gradients(interpreter.forward(stack.primals)))
+    gradients = interpreter.reference(interpreter.forward(stack.primals))
     model = seeded(Stack)
     torch.autograd.backward(model(next(value for value in stack.primals if value.dim() == 3)))
     expected = {tuple(p.shape): p.grad for p in model.parameters()}
@@ -62,6 +69,24 @@ def test_without_changes_the_gradient_is_autograds(stack: Traced) -> None:
     total = sum(float(g.square().sum()) for g in gradients.values())
     whole = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
     assert total == pytest.approx(whole, rel=1e-4)
+
+
+def test_what_comes_before_the_first_change_is_not_run_again(stack: Traced) -> None:
+    interpreter = JointInterpreter.of(stack.units())
+    values = interpreter.forward(stack.primals)
+    exact = interpreter.reference(values)
+    first, last = (
+        next(name for name in interpreter.makers if name.startswith(f"layers.{layer}."))
+        for layer in (0, 1)
+    )
+    of_first, of_last = (
+        dict(interpreter.gradients(values, {name: torch.zeros_like})) for name in (first, last)
+    )
+    assert 0 < len(of_first) < len(of_last) <= len(exact)
+    assert not any(torch.equal(gradient, exact[index]) for index, gradient in of_first.items())
+    left = values.keys() - interpreter.at_hand - set(interpreter.joint.primals)
+    assert left <= set(interpreter.joint.backward) | set(interpreter.joint.forward)
+    assert left & set(interpreter.joint.backward)
 
 
 def test_only_what_backward_may_read_is_kept(stack: Traced) -> None:
