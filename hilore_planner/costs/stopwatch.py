@@ -58,10 +58,14 @@ class Stopwatch:
             if self.device.type != "cuda":
                 return [self._alone(sample, run) for sample, run in samples]
             with torch.cuda.device(self.device):
-                try:
-                    return _times(self.device, samples, program)
-                except torch.OutOfMemoryError:
-                    return [_out_of_memory(sample) for sample, _ in samples]
+                found = tried("", partial(_times, self.device, samples, program))
+            if isinstance(
+                found, Entry
+            ):  # of what surrounds the samples: it need not be so next time
+                return [
+                    Entry(sample.what, None, found.why, is_passing=True) for sample, _ in samples
+                ]
+            return found
 
     def _alone(self, sample: Sample, run: Run) -> Entry:
         time_ns = tried(sample.what, partial(self.time_ns, sample, run))
@@ -97,7 +101,7 @@ def _times(
 def _first(arena: Arena, sample: Sample, run: Run, layouts: Sequence[Layout]) -> _Call | Entry:
     """A call that was made once, which waits for its kernels and finds out whether it can be made."""
     if not arena.holds(layouts):
-        return _out_of_memory(sample)
+        return Entry(sample.what, None, OUT_OF_MEMORY, is_passing=True)
 
     def first() -> _Call:
         call = _Call(run, arena.inputs(layouts))
@@ -110,10 +114,6 @@ def _first(arena: Arena, sample: Sample, run: Run, layouts: Sequence[Layout]) ->
         return call
 
     return tried(sample.what, first)
-
-
-def _out_of_memory(sample: Sample) -> Entry:
-    return Entry(sample.what, None, OUT_OF_MEMORY, is_passing=True)
 
 
 def _free_bytes() -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hilore_planner.costs import load as loads
 from hilore_planner.costs.layout import Layout
 from hilore_planner.costs.load import Arena, Copies, Load, input_bytes
 from hilore_planner.costs.sample import Run, Sample
-from hilore_planner.costs.stopwatch import _times
+from hilore_planner.costs.stopwatch import Stopwatch, _times
 
 CPU = torch.device("cpu")
 COPY_NS, STEP_NS = 125_000, 300_000
@@ -158,3 +159,22 @@ def test_rounds_that_were_disturbed_are_repeated(clock: Clock) -> None:
         (entry,) = _times(CPU, [(sample("one", layout(4)), call)], [step])
     assert entry.ns == 50_000
     assert calls == 2 + 2 * 7
+
+
+def test_what_fails_around_the_calls_is_the_reason_of_all_and_passes(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    @contextmanager
+    def on(_: object) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(Copies, "__init__", full)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    watch = Stopwatch(torch.device("cuda"))
+    entries = watch.times([(sample(name, layout(4)), list) for name in ("one", "two")], [])
+    assert [entry.what for entry in entries] == ["one", "two"]
+    assert all(entry.ns is None and entry.is_passing for entry in entries)
+    assert "out of memory" in entries[0].why
