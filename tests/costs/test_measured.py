@@ -15,7 +15,7 @@ from hilore_planner.costs.table import CostTable, Owner
 from hilore_planner.passes.chains import Chain
 from hilore_planner.passes.cost import Roofline
 from hilore_planner.passes.devices import PROFILES
-from hilore_planner.passes.ops import OpKind
+from hilore_planner.passes.ops import OpKind, flops
 from hilore_planner.passes.problem import build_problem
 from hilore_planner.passes.units import RecoveryGraph
 from hilore_planner.solvers.problem import PlacementProblem
@@ -184,3 +184,22 @@ def test_chains_that_only_a_plan_has_are_measured_until_the_rest_is_small(
     assert len(stopwatch.asked) == before + len(new)
     costs.look_at([*known * 1000, *chains])  # too little to matter, if any are left
     assert len(stopwatch.asked) == before + len(new)
+
+
+def test_products_of_other_sizes_take_time_at_the_rate_of_those_that_were_measured(
+    stack: Traced, tmp_path: Path
+) -> None:
+    graph, estimate = stack.units(), Roofline(PROFILES["cpu"])
+    costs = measured(tmp_path / "costs.json", script())
+    assert costs.product_ns(torch.float32, 10**9) == estimate.product_ns(torch.float32, 10**9)
+    priced(graph, costs)
+    costs.settle()
+    costs.program_ns(graph)
+    products = [
+        node
+        for node, kind in graph.schedule.kinds.items()
+        if kind is OpKind.EXTERN and node.name.startswith(("mm", "addmm"))
+    ]
+    rate = sum(map(flops, products)) / sum(map(costs.node_ns, products))
+    assert costs.product_ns(torch.float32, 10**9) == pytest.approx(10**9 / rate, rel=1e-3)
+    assert costs.product_ns(torch.bfloat16, 10**9) == estimate.product_ns(torch.bfloat16, 10**9)
