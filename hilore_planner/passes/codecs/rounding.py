@@ -16,8 +16,9 @@ from torch import Tensor
 _BITS = 16
 _GOLDEN = 40503  # 2^16 over the golden ratio, odd: its multiples fill [0, 2^16) evenly
 _MASK = (1 << _BITS) - 1
-_HASH = 0x2C1B3C6D
-_PLACE = (73856093, 19349663, 83492791, 49979687, 67867967, 32452843)
+_PLACE = (40503, 52501, 60493, 45007, 36683, 57349)
+_LOW, _HIGH, _LAST = 11829, 14877, 27697
+"""Odd multipliers, small enough that no product or sum below leaves 31 bits."""
 
 
 def dither(scales: Tensor, size: int) -> Tensor:
@@ -34,12 +35,18 @@ def dither(scales: Tensor, size: int) -> Tensor:
 
 
 def _start(scales: Tensor) -> Tensor:
-    """A hash of each group's scale and place, (..., G, 1) int32 in [0, 2^16)."""
-    key = scales.view(torch.int32).to(torch.int64)
+    """A hash of each group's scale and place, (..., G, 1) int32 in [0, 2^16).
+
+    A kernel computes it for each value anew, so it is of few steps, in 32 bits, and never overflows. Places that are
+    2^15 apart are alike.
+    """
+    bits = scales.view(torch.int32)
+    key = (bits ^ bits.bitwise_right_shift(16)) & _MASK
     for dim in range(scales.dim() - 1):
-        place = torch.arange(scales.shape[dim], dtype=torch.int64, device=scales.device)
+        place = torch.arange(scales.shape[dim], dtype=torch.int32, device=scales.device)
         shape = [1] * scales.dim()
         shape[dim] = -1
-        key = key + place.view(shape) * _PLACE[dim % len(_PLACE)]
-    # 31 bits times 30: no overflow. The middle bits depend on all of the key.
-    return (((key & 0x7FFFFFFF) * _HASH).bitwise_right_shift(24) & _MASK).to(torch.int32)
+        key = key + (((place & 0x7FFF) * _PLACE[dim % len(_PLACE)]) & 0x0FFFFFFF).view(shape)
+    key = (key & _MASK) * _LOW + key.bitwise_right_shift(16) * _HIGH
+    key = ((key ^ key.bitwise_right_shift(13)) & _MASK) * _LAST
+    return (key ^ key.bitwise_right_shift(15)) & _MASK

@@ -1,0 +1,36 @@
+"""The noise of stochastic rounding fills its interval evenly, and that of one group says nothing of another's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hilore_planner.passes.codecs.rounding import dither
+
+SHAPE = (8, 256, 16, 1)
+
+
+def _scales(kind: str) -> torch.Tensor:
+    if kind == "equal":
+        return torch.full(SHAPE, 0.037)
+    drawn = torch.rand(SHAPE, generator=torch.Generator().manual_seed(0))
+    return drawn.bfloat16().float() if kind == "of 16 bits" else drawn
+
+
+@pytest.mark.parametrize("kind", ["equal", "of 16 bits", "of 32 bits"])
+def test_noise_is_even_and_independent(kind: str) -> None:
+    noise = dither(_scales(kind), 8).double()
+    assert float(noise.min()) > -0.5
+    assert float(noise.max()) < 0.5
+    start = torch.polar(torch.ones_like(noise[..., 0]), 2 * math.pi * noise[..., 0])
+    # A mean of n independent directions is about 1/√n long.
+    limit = 4 / math.sqrt(start.numel())
+    assert float(start.mean().abs()) < limit
+    for dim in range(3):
+        size = SHAPE[dim] - 1
+        others = start.narrow(dim, 1, size) * start.narrow(dim, 0, size).conj()
+        assert float(others.mean().abs()) < 1.1 * limit
+    counts = torch.histc(noise[..., 0], 16, -0.5, 0.5) / noise[..., 0].numel()
+    assert float((counts - 1 / 16).abs().max()) < 0.1 / 16
