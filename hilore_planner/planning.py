@@ -160,11 +160,7 @@ def plan_region(
         solution=solution,
         sources={unit.name: _source(unit) for unit in graph.units.values()},
         provenance=_provenance(joint, around, options, posed.costs.kind),
-        predicted=Figures(
-            peak_bytes=solution.peak_bytes,
-            time_ns=posed.program_ns + solution.objective_ns,
-            gradient_error=risks.gradient_error(solution),
-        ),
+        predicted=_predicted(posed, risks, solution),
         sequence_risks=risks.sequence_risks(solution),
         head=head,
         fixed_parts=fixed_parts(joint, graph.schedule, around),
@@ -175,6 +171,14 @@ def plan_region(
     if must_fit:
         plan.require_feasible()
     return PlannedRegion(plan, graph, posed.costs)
+
+
+def _predicted(posed: Posed, risks: RiskModel, solution: Solution) -> Figures:
+    return Figures(
+        peak_bytes=solution.peak_bytes,
+        time_ns=posed.program_ns + solution.objective_ns,
+        gradient_error=risks.gradient_error(solution),
+    )
 
 
 def _solved(

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,32 @@ def _cpu_seconds() -> float:
 def main() -> None:
     """Compile as a message on standard input says; the row goes to standard output."""
     message = json.load(sys.stdin)
-    device = torch.device(message["device"])
+    device, steps = torch.device(message["device"]), Path(message["folder"]) / message["variant"]
+    update = _update(message, device, steps)
+    start, cpu_start = time.perf_counter(), _cpu_seconds()
+    with counted_rounds() as rounds:
+        update()
+        wait(device)
+    row: Row = {
+        "setting": f"narrow, {message['layers']} layers",
+        "variant": message["variant"],
+        "cap_bytes": message.get("cap_bytes"),
+        "first_call_seconds": round(time.perf_counter() - start, 2),
+        "first_call_cpu_seconds": round(_cpu_seconds() - cpu_start, 2),
+        "load": os.getloadavg()[0],
+    }
+    if message["variant"] != "inductor":
+        (record,) = read_steps(steps)
+        row |= {
+            "rounds": rounds.count,
+            "planning_seconds": round(record.planning_seconds, 3),
+            "compile_seconds": round(record.compile_seconds, 3),
+        }
+    print(json.dumps(row))
+
+
+def _update(message: dict[str, Any], device: torch.device, steps: Path) -> Callable[[], None]:
+    """Forward and backward, compiled when they are first run."""
     model = build_qwen2(
         dtype=torch.float32, device=device, num_hidden_layers=message["layers"], **_SHAPE
     )
@@ -111,35 +136,14 @@ def main() -> None:
         vocab_size=_SHAPE["vocab_size"],
         device=device,
     )
-    steps = Path(message["folder"]) / message["variant"]
-    options = {"dump_dir": str(steps), "reserved": 0, "costs": message["costs"]}
-    options |= {"plan": message["plan"]} if "plan" in message else {}
-    options |= {"memory_cap": message["cap_bytes"]} if "cap_bytes" in message else {}
-    how: dict[str, Any] = {"backend": "hilore", "options": options}
-    is_planned = message["variant"] != "inductor"
-    loss = torch.compile(
-        actor_loss(model, prompt=_PROMPT), dynamic=False, **(how if is_planned else {})
-    )
-    start, cpu_start = time.perf_counter(), _cpu_seconds()
-    with counted_rounds() as rounds:
-        torch.autograd.backward(loss(*batch))
-        wait(device)
-    row: Row = {
-        "setting": f"narrow, {message['layers']} layers",
-        "variant": message["variant"],
-        "cap_bytes": message.get("cap_bytes"),
-        "first_call_seconds": round(time.perf_counter() - start, 2),
-        "first_call_cpu_seconds": round(_cpu_seconds() - cpu_start, 2),
-        "load": os.getloadavg()[0],
-    }
-    if is_planned:
-        (record,) = read_steps(steps)
-        row |= {
-            "rounds": rounds.count,
-            "planning_seconds": round(record.planning_seconds, 3),
-            "compile_seconds": round(record.compile_seconds, 3),
-        }
-    print(json.dumps(row))
+    how: dict[str, Any] = {}
+    if message["variant"] != "inductor":
+        options = {"dump_dir": str(steps), "reserved": 0, "costs": message["costs"]}
+        options |= {"plan": message["plan"]} if "plan" in message else {}
+        options |= {"memory_cap": message["cap_bytes"]} if "cap_bytes" in message else {}
+        how = {"backend": "hilore", "options": options}
+    loss = torch.compile(actor_loss(model, prompt=_PROMPT), dynamic=False, **how)
+    return lambda: torch.autograd.backward(loss(*batch))
 
 
 if __name__ == "__main__":
