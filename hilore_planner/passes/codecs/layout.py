@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,13 @@ def is_contiguous(value: Tensor, order: Sequence[int] | None = None) -> bool:
             return False
         expected *= size
     return True
+
+
+@functools.cache
+def _takes(codec: Codec, sizes: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether a codec accepts contiguous values of these sizes; a model's layers ask the same again and again."""
+    with compat.without_modes():
+        return codec.accepts(torch.empty(sizes, dtype=dtype, device="meta"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,12 @@ class InMemoryOrder:
 
     def accepts(self, value: Tensor) -> bool:
         """Dense values that the codec takes as they lie in memory."""
-        return is_contiguous(value, self.order) and self.codec.accepts(value.permute(self.order))
+        if not is_contiguous(value, self.order):
+            return False
+        sizes = tuple(value.shape[dim] for dim in self.order)
+        if any(isinstance(size, torch.SymInt) for size in sizes):
+            return self.codec.accepts(value.permute(self.order))
+        return _takes(self.codec, sizes, value.dtype)
 
     def kept_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Bytes of the parts of a value of this shape."""
