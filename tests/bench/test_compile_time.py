@@ -19,10 +19,13 @@ def test_planning_is_compared_with_all_else_that_compiling_takes() -> None:
     planned = plain | {
         "variant": "hilore",
         "rounds": 2,
+        "added_share": 0.031,
         "planning_seconds": 2.0,
         "compile_seconds": 42.0,
     }
     assert planning_share(planned) == pytest.approx(0.05)
     first, second = summary([plain, planned])
     assert first == ("narrow, 4 layers, inductor: first call 50.0 s, 80.0 s of them at work")
-    assert second.endswith("2 rounds, in the last planning took 2.00 s, 5.0% of Inductor's time")
+    assert second.endswith(
+        ", +3.1% in all; 2 rounds, in the last planning took 2.00 s, 5.0% of Inductor's time"
+    )
