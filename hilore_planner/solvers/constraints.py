@@ -241,16 +241,16 @@ def usual(members: Sequence[int], degrees: Mapping[int, int]) -> tuple[float, fl
 
 
 def add_heirs(model: LinearModel, variables: Variables) -> None:
-    """heir[u,v] ≥ recompute[v] − recompute[u], less what a smaller copy of u has less of."""
+    """heir[u,V] ≥ recompute[v] − recompute[u] for v in V, less what a smaller copy of u has less of."""
     names = [unit.name for unit in variables.structure.problem.units]
     for u, heirs in enumerate(variables.structure.heirs):
         for heir in heirs:
-            column = variables.heir.get((u, heir.unit))
+            column = variables.heir.get((u, heir.units))
             if column is not None:
-                terms = [(own, -weight) for own, weight in variables.heir_terms(u, heir)]
-                model.row(
-                    f"heir[{names[u]},{names[heir.unit]}]", [(column, 1.0), *terms], lower=0.0
-                )
+                for v in heir.units:
+                    terms = [(own, -weight) for own, weight in variables.heir_terms(u, v)]
+                    name = f"heir[{names[u]},{names[v]}]"
+                    model.row(name, [(column, 1.0), *terms], lower=0.0)
 
 
 def _sum(columns: Iterable[Column], sign: float = 1.0) -> list[Term]:

@@ -163,6 +163,8 @@ def _when(structure: Structure, u: int, k: PositionIndex) -> Hashable:
 
 def _when_refined(refinement: Refinement, u: int) -> Hashable:
     """How many breaks and tails a unit has, and where the peaks lie among them."""
+    if u not in refinement.breaks and u not in refinement.tails:
+        return ()
     return tuple(
         (
             len(marks),
@@ -174,6 +176,8 @@ def _when_refined(refinement: Refinement, u: int) -> Hashable:
 
 def _between(structure: Structure, refinement: Refinement, u: int, p: int) -> Hashable:
     """Where a parent's breaks and tails lie among those of a unit that is recomputed from it."""
+    if p not in refinement.breaks and p not in refinement.tails:
+        return ()
     marks = [structure.earliest[u], structure.latest[u], *refinement.breaks.get(u, [])]
     return tuple(
         (sum(mark < k for mark in marks), sum(mark <= k for mark in marks))

@@ -21,7 +21,7 @@ _PEAKS_A_ROUND = 2
 _REFINED_A_ROUND = 3
 """What is refined tells layers apart: with much, little is left to fold."""
 
-_SHARE = 0.3
+_SHARE = 0.5
 """Of the time that is left, for one round."""
 
 _GAP = 0.5
@@ -76,7 +76,10 @@ def search_folded(
         over = over_positions(nearest.replay.position_bytes, goal.limit_bytes(program, result))
         has_grown = any([refinement.add_peak(k) for k in over[:_PEAKS_A_ROUND]])
         if not has_grown or limits.close(bound, known_bound):
-            best = better(goal, best, goal.repair(structure, nearest) if refines else None)
+            excess_bytes = nearest.replay.peak_bytes - goal.limit_bytes(program, result)
+            is_near = excess_bytes <= limits.relative_gap * nearest.replay.peak_bytes
+            if refines and (is_near or best is None):
+                best = better(goal, best, goal.repair(structure, nearest))
             has_grown = refines and _refined(structure, refinement, nearest, over)
         known_bound = bound
         if not has_grown or limits.out_of_time() or _is_proven(goal, limits, best, bound):

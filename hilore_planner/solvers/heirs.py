@@ -13,24 +13,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hilore_planner.solvers.problem import NEVER, Bytes, PositionIndex, Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Heir:
-    """A unit that is recomputed from an interior one.
+    """Units that are recomputed from an interior one.
 
     Attributes:
-        unit: which.
-        size_bytes: if it is recomputed, so much of either, or of what is recomputed from it, is
-            alive; counted for no other unit.
+        units: which.
+        size_bytes: if any of them is recomputed, so much of it, of the interior one, or of what is
+            recomputed from it is alive; counted for no other unit.
         until: up to this backward position.
-        chain: what is recomputed from it, itself among them.
+        chain: what is recomputed from them, themselves among them.
     """
 
-    unit: int
+    units: tuple[int, ...]
     size_bytes: Bytes
     until: PositionIndex
     chain: frozenset[int]
@@ -61,18 +61,29 @@ def heirs_of(
         if not is_interior[u]:
             continue
         found = []
-        chosen = _chosen(rebuilders[u], implied)
-        for v in chosen:
+        for v in _chosen(rebuilders[u], implied):
             until = min((heir.until for heir in heirs[v]), default=latest[v] - 1)
             chain = frozenset({v}).union(*(heir.chain for heir in heirs[v]))
             # Its interior parents may be kept side by side: each has a share of its bytes. Dear ones
             # have most, being those that are worth keeping.
             share_bytes = int(shared_bytes[v] * costs[v][u] / sum(costs[v].values()))
-            size_bytes = min(share_bytes, units[u].kept_bytes // len(chosen))
-            found.append(Heir(v, size_bytes, until, chain))
-        heirs[u] = tuple(found)
-        shared_bytes[u] = min(shared_bytes[u], *(heir.size_bytes for heir in found))
+            found.append(Heir((v,), share_bytes, until, chain))
+        heirs[u] = _within(units[u].kept_bytes, found)
+        shared_bytes[u] = min(shared_bytes[u], *(heir.size_bytes for heir in heirs[u]))
     return tuple(heirs)
+
+
+def _within(kept_bytes: Bytes, found: Sequence[Heir]) -> tuple[Heir, ...]:
+    """Heirs of no more than the unit's bytes: each with a part of them, or any with all."""
+    if len(found) == 1 and found[0].size_bytes <= kept_bytes:
+        return tuple(found)
+    parts = [replace(h, size_bytes=min(h.size_bytes, kept_bytes // len(found))) for h in found]
+    jointly_bytes = min(kept_bytes, *(heir.size_bytes for heir in found))
+    if jointly_bytes < sum(heir.size_bytes for heir in parts):
+        return tuple(parts)
+    readers = tuple(v for heir in found for v in heir.units)
+    chain = frozenset[int]().union(*(heir.chain for heir in found))
+    return (Heir(readers, jointly_bytes, min(heir.until for heir in found), chain),)
 
 
 def _chosen(readers: Sequence[int], implied: Sequence[frozenset[int]]) -> Sequence[int]:

@@ -98,8 +98,8 @@ def _inherited_terms(variables: Variables, u: int, k: PositionIndex) -> list[Ter
     terms: list[Term] = []
     for heir in variables.structure.heirs[u]:
         if k <= heir.until:
-            column = variables.heir.get((u, heir.unit))
-            own = variables.heir_terms(u, heir) if column is None else [(column, 1.0)]
+            counted = variables.heir.get((u, heir.units))
+            own = variables.heir_terms(u, heir.units[0]) if counted is None else [(counted, 1.0)]
             terms += [(column, heir.size_bytes * weight) for column, weight in own]
             for v in heir.chain:
                 rebuilt = variables.by_at_least(v, RECOMPUTE, k)

@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hilore_planner.solvers.answers import placed, unplaced
 from hilore_planner.solvers.candidate import Candidate
 from hilore_planner.solvers.folded_search import search_folded
 from hilore_planner.solvers.linear import LinearResult, solve_linear
-from hilore_planner.solvers.problem import Bytes, Nanoseconds, Solution
+from hilore_planner.solvers.problem import Bytes, Solution
 from hilore_planner.solvers.program import Program, read_placement, whole
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.repair import into_budget, repair
@@ -19,7 +20,6 @@ from hilore_planner.solvers.search import (
     LeastTime,
     Limits,
     better,
-    closed,
     search,
     start_refinement,
 )
@@ -30,6 +30,9 @@ Engine = Literal["milp", "lp-repair"]
 
 _FENCES = (0, 1, 2)
 """How many layers ahead placements may rebuild that are searched before all others."""
+
+_FENCED_ROUNDS = 3
+"""For a large program: most of what there is to gain."""
 
 _LARGE = 1000
 """Units from which on the program is large."""
@@ -60,6 +63,8 @@ class Search:
             first.best and limits.close(goal.value(first.best.replay), first.bound)
         ):
             return first
+        if limits.out_of_time() and (first.best or self._is_large()):
+            return first
         best = self._lossless(goal, limits, first.best)
         best = best or self._fenced(goal, limits) or self._relaxed(goal, None).best
         if best is None or limits.close(goal.value(best.replay), first.bound):
@@ -84,11 +89,12 @@ class Search:
             if best is not None and limits.close(goal.value(best.replay), bound):
                 return Found(best, bound)
             if self._is_large():
+                # What rebuilds nothing ahead of its own layer is alike in all layers.
                 fenced = start_refinement(self.structure).fenced(self.structure.fences(layers))
-                best = search_folded(
-                    goal, self.structure, fenced, limits.part(_SHARE), best, refines=True, rounds=3
-                ).best
-                return Found(best, bound)
+                found = search_folded(
+                    goal, self.structure, fenced, limits, best, refines=True, rounds=_FENCED_ROUNDS
+                )
+                return replace(found, bound=bound)
             fenced = self.refinement.fenced(self.structure.fences(layers))
             if fenced.fences:
                 best = search(goal, self.structure, fenced, limits.part(_SHARE), best).best
@@ -126,12 +132,11 @@ class Search:
         layers' copies against a budget, the solver finds the best placements soon and proves them
         late; the folded program is quick to prove much the same.
         """
-        tried = start_refinement(self.structure)
-        if not self._is_large():  # one list: the program itself gets the rows, too
-            tried = replace(tried, peaks=self.refinement.peaks)
-        folded = search_folded(goal, self.structure, tried, limits, start, refines=self._is_large())
+        folded = self._folded(goal, limits, start)
         start, bound = folded.best, folded.bound
         if folded.infeasible or (start and limits.close(goal.value(start.replay), bound)):
+            return folded
+        if limits.out_of_time():
             return folded
         if not any(self.structure.tainted):
             found = search(goal, self.structure, self.refinement, limits, start, rounds=1)
@@ -150,6 +155,11 @@ class Search:
         widened = replace(limits, relative_gap=gap)
         found = search(goal, self.structure, self.refinement, widened, start, rounds=1)
         return replace(found, bound=max(found.bound, bound))
+
+    def _folded(self, goal: LeastTime, limits: Limits, start: Candidate | None) -> Found:
+        """The folded program: with peak rows, and where it is large, refined."""
+        rows = Refinement(peaks=self.refinement.peaks)  # one list: the program gets the rows, too
+        return search_folded(goal, self.structure, rows, limits, start, refines=self._is_large())
 
     def _relaxed(self, goal: LeastTime, start: Candidate | None) -> Found:
         """The LP relaxation, rounded and repaired: quick, so whatever the time limit."""
@@ -182,9 +192,9 @@ class Search:
         for layers in _FENCES:
             fenced = self.refinement.fenced(self.structure.fences(layers))
             if fenced.fences:
-                found = search(goal, self.structure, fenced, limits.part(_SHARE))
-                if found.best is not None:
-                    return found.best
+                found = search(goal, self.structure, fenced, limits.part(_SHARE)).best
+                if found is not None:
+                    return found
         return None
 
 
@@ -221,18 +231,21 @@ def solve_cap(
     start = next((each for each in starts if each and each.fits(structure, cap_bytes)), None)
     found = Found(None, 0, infeasible=floor is not None and floor.excludes(cap_bytes))
     if not found.infeasible:
-        found = searched.least_time(cap_bytes, limits, start)
+        # Where nothing is known that fits, time is left to find out what does.
+        part = limits if start else limits.part(1.0 - _SHARE)
+        found = searched.least_time(cap_bytes, part, start)
     if found.best is None:
         floor = floor or Search(structure, start_refinement(structure), engine).least_peak(limits)
         found = _decided(searched, cap_bytes, limits, found, floor)
     if found.best is not None:
         return Answer(
-            _solution(searched, found.best, found.bound, limits, started), found.best, floor
+            placed(engine, found.best, found.bound, limits.relative_gap, started), found.best, floor
         )
     assert floor is not None  # nothing was found above
     if found.infeasible:
         floor = replace(floor, bound=max(floor.bound, cap_bytes + 1))
-    return Answer(_unplaced(searched, found, floor, started), None, floor)
+    solution = unplaced(engine, structure, floor, started, is_proven=found.infeasible)
+    return Answer(solution, None, floor)
 
 
 def _decided(
@@ -245,55 +258,3 @@ def _decided(
     if found.infeasible or floor.excludes(cap_bytes):
         return Found(None, 0, infeasible=True)
     return searched.either(cap_bytes, limits)
-
-
-def _solution(
-    searched: Search, best: Candidate, bound_ns: Nanoseconds, limits: Limits, started: float
-) -> Solution:
-    objective_ns = best.replay.time_ns
-    bound_ns = min(bound_ns, objective_ns)
-    optimal = closed(objective_ns, bound_ns, limits.relative_gap)
-    return Solution(
-        status="optimal" if optimal else "feasible",
-        engine=searched.engine,
-        placement=best.placement,
-        objective_ns=objective_ns,
-        bound_ns=bound_ns,
-        gap=(objective_ns - bound_ns) / max(objective_ns, 1),
-        solver_seconds=time.monotonic() - started,
-        peak_bytes=best.replay.peak_bytes,
-        peak_position=best.replay.peak_position,
-        saved_bytes=best.replay.saved_bytes,
-        risk=best.replay.risk,
-    )
-
-
-def _unplaced(searched: Search, found: Found, floor: Found, started: float) -> Solution:
-    least_bytes = None if floor.best is None else floor.best.replay.peak_bytes
-    return Solution(
-        status="infeasible" if found.infeasible else "undecided",
-        engine=searched.engine,
-        placement={},
-        objective_ns=0,
-        bound_ns=0,
-        gap=0.0 if least_bytes is None else (least_bytes - floor.bound) / max(least_bytes, 1),
-        solver_seconds=time.monotonic() - started,
-        peak_bytes=0,
-        peak_position=0,
-        saved_bytes=0,
-        risk=0.0,
-        smallest_feasible_cap_bytes=least_bytes,
-        holding=_holding(searched.structure, floor.best),
-        witness={} if floor.best is None else floor.best.placement,
-    )
-
-
-def _holding(structure: Structure, best: Candidate | None) -> tuple[str, ...]:
-    """What is alive at the least peak; where no cap would do, what cannot be at hand."""
-    if best is not None:
-        return tuple(name for name, _ in best.replay.owners(best.replay.peak_position))
-    return tuple(
-        unit.name
-        for unit, forms in zip(structure.problem.units, structure.forms, strict=True)
-        if unit.read_at and not (unit.can_store or unit.can_recompute or forms)
-    )

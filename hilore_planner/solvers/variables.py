@@ -5,8 +5,8 @@
     by[u,a,k]                               a is its action, rebuilds or decodes it,
                                             and it is demanded at k or before            binary
     tail[u,a,k]                             a holds it at k, past its sure last need     [0, 1]
-    heir[u,v]                               v is recomputed, and u, which is kept, was
-                                            there until then; less for a smaller copy    [0, 1]
+    heir[u,V]                               one of V is recomputed from u, which is kept;
+                                            less for a smaller copy                      [0, 1]
 
 ``by`` and ``tail`` exist where the refinement has a break or a tail. Between breaks demand is only
 bounded: ``by_at_least`` and ``by_at_most`` give the column that bounds it from below and above.
@@ -18,7 +18,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hilore_planner.solvers.heirs import Heir
 from hilore_planner.solvers.linear import Column, LinearModel, Term
 from hilore_planner.solvers.problem import NEVER, Bytes, PositionIndex
 from hilore_planner.solvers.refinement import Refinement
@@ -44,8 +43,8 @@ class Variables:
     by: dict[tuple[int, str, PositionIndex], Column]
     """By (unit, action, break)."""
     tail: dict[tuple[int, str, PositionIndex], Column]
-    heir: dict[tuple[int, int], Column]
-    """By unit and heir, where the unit has more than one."""
+    heir: dict[tuple[int, tuple[int, ...]], Column]
+    """By unit and heirs, where the unit has more than one."""
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Where the program is folded: by unit, all units of its class; the first has their columns."""
 
@@ -55,9 +54,9 @@ class Variables:
         share = len(self.members(of)) / len(members)
         return (self.actions[members[0]][RECOMPUTE], weight * share)
 
-    def heir_terms(self, unit: int, heir: Heir) -> list[Term]:
-        """What ``heir[unit,heir]`` is at least: exactly that, where there is one heir."""
-        terms = [self.recomputed(heir.unit, unit, 1.0)]
+    def heir_terms(self, unit: int, heir: int) -> list[Term]:
+        """What ``heir`` is at least for one of the unit's heirs: exactly that, where it has but one."""
+        terms = [self.recomputed(heir, unit, 1.0)]
         for action, column in self.actions[unit].items():
             counted = 0.0 if action == RECOMPUTE else inherited_share(self.structure, unit, action)
             if counted < 1.0:
@@ -158,15 +157,14 @@ def add_tails(
 
 def add_heirs(
     model: LinearModel, structure: Structure, actions: Sequence[dict[str, Column]]
-) -> dict[tuple[int, int], Column]:
-    """``heir[u,v]`` for every heir of a unit that has more than one."""
-    columns: dict[tuple[int, int], Column] = {}
+) -> dict[tuple[int, tuple[int, ...]], Column]:
+    """``heir[u,V]`` for the heirs of every unit that has more than one."""
+    columns: dict[tuple[int, tuple[int, ...]], Column] = {}
     for u, heirs in enumerate(structure.heirs):
-        for heir in heirs if len(heirs) > 1 and actions[u] else ():
-            name = (
-                f"heir[{structure.problem.units[u].name},{structure.problem.units[heir.unit].name}]"
-            )
-            columns[u, heir.unit] = model.column(name, upper=math.inf, integer=False)
+        if actions[u] and sum(len(heir.units) for heir in heirs) > 1:
+            for heir in heirs:
+                name = f"heir[{structure.problem.units[u].name},{heir.units}]"
+                columns[u, heir.units] = model.column(name, upper=math.inf, integer=False)
     return columns
 
 

@@ -232,10 +232,12 @@ def truly(variables: Variables, placement: dict[str, str], found: Replay) -> dic
             values[column] = 0.0
     for u, heirs in enumerate(structure.heirs):
         for heir in heirs:
-            if (u, heir.unit) in variables.heir:
-                terms = variables.heir_terms(u, heir)
-                least = sum(weight * values[column] for column, weight in terms)
-                values[variables.heir[u, heir.unit]] = max(least, 0.0)
+            if (u, heir.units) in variables.heir:
+                least = (
+                    sum(weight * values[column] for column, weight in variables.heir_terms(u, v))
+                    for v in heir.units
+                )
+                values[variables.heir[u, heir.units]] = max(0.0, *least)
     return values
 
 
@@ -268,6 +270,17 @@ def test_a_unit_is_counted_for_what_is_surely_recomputed_from_it() -> None:
     ]
     problem = PlacementProblem(tuple(units), tuple(Position("", 0) for _ in range(4)), 1, 0)
     heirs = analyse(problem).heirs
-    assert [(heir.unit, heir.until) for heir in heirs[0]] == [(2, 2)]
+    assert [(heir.units, heir.until) for heir in heirs[0]] == [((2,), 2)]
     # c would be made from b again: what they have in common is b's.
     assert [heir.size_bytes for heir in (*heirs[0], *heirs[1])] == [4, 4]
+
+
+def test_a_unit_is_counted_whole_for_whichever_reader_is_recomputed_from_it() -> None:
+    units = [
+        unit("b", 10, 1),
+        dataclasses.replace(unit("c", 20, 1, ("b",), (3,)), rebuilt_bytes=20),
+        dataclasses.replace(unit("d", 20, 1, ("b",), (3,)), rebuilt_bytes=20),
+    ]
+    problem = PlacementProblem(tuple(units), tuple(Position("", 0) for _ in range(4)), 1, 0)
+    (heir,) = analyse(problem).heirs[0]
+    assert (set(heir.units), heir.size_bytes, heir.until) == ({1, 2}, 10, 2)
