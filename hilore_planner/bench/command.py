@@ -250,12 +250,11 @@ def solver(
     output: Output = Path("docs/results/solver.json"),
 ) -> None:
     """How long solving takes: for one cap, for another, and for many; on the CPU, without running anything."""
-    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.runner import recorded
     from hilore_planner.bench.solver import MODELS, bench_solver, summary
 
     rows = bench_solver(model or MODELS, plans, caps=caps, relative_gap=relative_gap)
-    write_record(output, rows, device="cpu")
-    print("\n".join(summary(rows)))
+    print("\n".join(summary(recorded(output, rows, device="cpu"))))
 
 
 @app.command()

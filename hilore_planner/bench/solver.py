@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 MODELS = (
     "qwen2.5-0.5b",
+    "qwen2.5-0.5b+lora16",
     "qwen2.5-3b",
     "llama-3.1-70b",
     "llama-3.1-405b",
@@ -65,8 +66,8 @@ def timed(call: Callable[[], T]) -> Timed[T]:
 
 def bench_solver(
     models: Sequence[str], plans: Path, *, caps: int, relative_gap: float
-) -> list[Row]:
-    """Two rows for each model, exact and compressed.
+) -> Iterator[Row]:
+    """Two rows for each model, exact and compressed, as they come.
 
     Args:
         models: names that ``hilore plan`` knows, with ``+lora16`` for adapters of rank 16, or those of
@@ -79,7 +80,6 @@ def bench_solver(
         OptionError: an unknown model.
         PlanFileError: a plan file that cannot be read or written.
     """
-    rows = []
     for model in models:
         problem = plan_of(model, plans).problem
         for variant, error in (("exact", 0.0), ("compressed", COMPRESSED_ERROR)):
@@ -87,8 +87,7 @@ def bench_solver(
             row = {"setting": model, "variant": variant}
             row |= measure(asked, caps=caps, relative_gap=relative_gap)
             print(summary([row])[0], file=sys.stderr, flush=True)
-            rows.append(row)
-    return rows
+            yield row
 
 
 def plan_of(model: str, plans: Path) -> PlacementPlan:
