@@ -219,9 +219,9 @@ class RegionCompiler:
             raise
         compiled_at = time.perf_counter()
         planned = partitioner.planned
+        plan = self.kept.plan(key) if planned is None else planned.plan
         if planned is not None:
             self.kept.keep(key, planned.plan)
-        plan = self.kept.plan(key)
         if plan is None:
             return Attempt(compiled, None, reason=partitioner.unplanned_reason)
         check_start = time.perf_counter()

@@ -142,6 +142,7 @@ def extract_forward_backward(
         static_lifetime_input_nodes=info.static_lifetime_input_nodes,
     )
     backward = _partitioners.reordering_to_mimic_autograd_engine(backward)
+    backward = uncompiled(backward, backward.graph)  # its code is written once, not at every change
     forward, backward = _raise_getitems(forward), _raise_getitems(backward)
     forward = _partitioners.thread_graphsafe_rng_from_hops(forward, is_backward=False)
     backward = _partitioners.thread_graphsafe_rng_from_hops(backward, is_backward=True)

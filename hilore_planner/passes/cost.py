@@ -209,6 +209,7 @@ class Roofline(PricedByPiece):
     def __init__(self, profile: DeviceProfile) -> None:
         super().__init__()
         self.profile = profile
+        self._known_ns: dict[Node, int] = {}
 
     @property
     def launch_ns(self) -> int:
@@ -237,6 +238,11 @@ class Roofline(PricedByPiece):
 
     def node_ns(self, node: Node) -> int:
         """Time of an op on its own."""
+        if node not in self._known_ns:
+            self._known_ns[node] = self._node_ns(node)
+        return self._known_ns[node]
+
+    def _node_ns(self, node: Node) -> int:
         moved = sum(map(value_bytes, (node, *node.all_input_nodes)))
         value = tensor(node)
         reference = value if value is not None else tensor(node.all_input_nodes[0])
