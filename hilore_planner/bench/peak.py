@@ -196,12 +196,13 @@ def _ladder_line(setting: str, variant: str, cells: Sequence[Row]) -> str:
     ratios = [row["predicted_peak_bytes"] / row["measured_peak_bytes"] for row in done]
     over = sum(row["measured_peak_bytes"] > row["cap_bytes"] for row in done)
     peaks, times = ([row[field] for row in done] for field in ("measured_peak_bytes", "time_ms"))
-    added = [_added_ns(row) for row in done]
+    planned = "planned times are not known"  # of older rows
+    if all("head_ns" in row for row in done):
+        planned = f"planned times rise {_falls([_added_ns(row) for row in reversed(done)])} times"
     return (
         f"{setting}, {variant}: {len(done)} of {len(ladder)} cells; predicted/measured "
         f"{min(ratios, default=0):.4f} to {max(ratios, default=0):.4f}; over the cap {over}; as the cap grows, peaks "
-        f"fall {_falls(peaks)} times, planned times rise {_falls(added[::-1])} times, measured ones "
-        f"{_falls(times[::-1])} times"
+        f"fall {_falls(peaks)} times, {planned}, measured ones {_falls(times[::-1])} times"
     )
 
 

@@ -86,6 +86,8 @@ class Update:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.clear()
+        if device.type == "cuda":  # what making it took is others' while this process compiles
+            torch.cuda.empty_cache()
 
     @property
     def held_bytes(self) -> int:
