@@ -8,14 +8,15 @@ gains are fitted to them: a solver picks what seems to risk least, and of what w
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from hilore_planner.calibration.capture import CapturedUpdate
 from hilore_planner.calibration.estimate import fitted_risks, observations, summed_risks
+from hilore_planner.calibration.fit import spread_of
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.calibration.progress import shown
@@ -29,7 +30,7 @@ from hilore_planner.partitioner import CutSettings
 Batch = Sequence[Any]
 ExposureOf = Callable[[Batch], Exposure]
 
-_SURE = 2.5
+_SURE = 3.0
 """Standard deviations, of logarithms, from a typical batch to one that is hardly ever exceeded."""
 
 
@@ -96,6 +97,6 @@ def profile_of(sampling: Sampling) -> RiskProfile:
         return raw
     fitted = fitted_risks(raw, seen)
     ratios = seen.unseen_ratios()
-    logs = list(map(math.log, ratios))
-    most = math.exp(statistics.fmean(logs) + _SURE * statistics.pstdev(logs))
-    return msgspec.structs.replace(fitted, trials=tuple(ratios), margin=max(1.0, most, *ratios))
+    middle, spread = spread_of(torch.tensor(ratios, dtype=torch.float64))
+    margin = max(1.0, math.exp(middle + _SURE * spread))
+    return msgspec.structs.replace(fitted, trials=tuple(ratios), margin=margin)

@@ -9,12 +9,14 @@ are factors on the gains, exp(θ[c]), and one on all, exp(θ[0]), with
 
     log y[t] = θ[0] + log Σ_c F[t,c]·exp(θ[c]) + b[batch of t] + e[t],
 
-all independent and Gaussian: θ[c] of deviation ``_CLASS``, b of ``_BATCH``, e of ``_REST``, θ[0] of ``_COMMON``. The
-most likely is found by Gauss-Newton steps, each a linear system in as many unknowns as there are placements.
+all independent: θ[c] Gaussian of deviation ``_CLASS``, b of ``_BATCH``, θ[0] of ``_COMMON``, and e of ``_REST`` with
+the heavy tails of Student's t: a placement beyond all proportion (four bits where an exponential follows) moves little.
+The most likely is found by Gauss-Newton steps, each a linear system in as many unknowns as there are placements.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +24,13 @@ from torch import Tensor
 
 _CLASS, _BATCH, _REST, _COMMON = 0.4, 0.2, 0.2, 1.0
 """Standard deviations of logarithms. Of classes and batches: as measured on small trained models."""
-_STEPS = 8
+_FREEDOM = 4
+"""Degrees of freedom of the tails."""
+_STEPS = 12
+_NORMAL = 1.4826
+"""Standard deviation of Gaussian numbers over the median of their distances from the middle."""
+_SMALL = 1e-3
+"""A spread of no account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +54,22 @@ class Observations:
         count = len(self.measured)
         classes = torch.zeros(self.parts.shape[1], dtype=torch.float64)
         same_batch = (self.batches[:, None] == self.batches).double()
-        fixed = _BATCH**2 * same_batch + _REST**2 * torch.eye(count).double() + _COMMON**2
+        fixed, trusted = _BATCH**2 * same_batch + _COMMON**2, torch.ones(count).double()
         for _ in range(_STEPS if count else 0):
             parts = self.parts * classes.exp()
             predicted = parts.sum(1)
             slopes = parts / predicted[:, None]
             wanted = self.measured.log() - predicted.log() + slopes @ classes
-            weights = torch.linalg.solve(_CLASS**2 * slopes @ slopes.T + fixed, wanted)
+            noise = torch.diag(_REST**2 / trusted)
+            weights = torch.linalg.solve(_CLASS**2 * slopes @ slopes.T + fixed + noise, wanted)
             classes = _CLASS**2 * slopes.T @ weights
+            trusted = _trust(noise @ weights, _REST)
         factors = classes.exp()
-        # The most likely is a median: for a mean, that of the ratios is missing.
-        ratios = self.measured / (self.parts @ factors)
-        return factors, float(ratios.mean()) if count else 1.0
+        if not count:
+            return factors, 1.0
+        middle, spread = spread_of(self.measured / (self.parts @ factors))
+        # Of a skewed spread, the mean.
+        return factors, math.exp(middle + spread**2 / 2)
 
     def unseen_ratios(self) -> list[float]:
         """Measured over predicted for each placement, the factors fitted to the other batches' placements alone."""
@@ -69,3 +81,19 @@ class Observations:
             found[held] = self.measured[held] / (self.parts[held] @ classes * common)
         ratios: list[float] = found.tolist()
         return ratios
+
+
+def spread_of(ratios: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of logarithms, as without the few that lie far out."""
+    logs = ratios.log()
+    middle, spread = logs.median(), (logs - logs.median()).abs().median() * _NORMAL
+    for _ in range(_STEPS):
+        trusted = _trust(logs - middle, max(float(spread), _SMALL))
+        middle = (trusted * logs).sum() / trusted.sum()
+        spread = ((trusted * (logs - middle) ** 2).sum() / len(logs)).sqrt()
+    return float(middle), float(spread)
+
+
+def _trust(away: Tensor, scale: float) -> Tensor:
+    """Weights of residuals under Student's t: near one, and small far out."""
+    return (_FREEDOM + 1) / (_FREEDOM + (away / scale) ** 2)

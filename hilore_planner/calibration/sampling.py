@@ -20,7 +20,7 @@ from hilore_planner.errors import OptionError
 from hilore_planner.passes.codecs import codec_for, codec_named
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
-_TRIALS = 4
+_TRIALS = 6
 """Placements tried on each batch."""
 _DRAWS = 50
 """Placements drawn until one is worth measuring."""

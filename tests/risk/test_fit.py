@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hilore_planner.calibration.fit import Observations
+from hilore_planner.calibration.fit import Observations, spread_of
 
 CLASSES, BATCHES, TRIALS = 40, 8, 4
 
@@ -47,6 +47,22 @@ def test_a_batch_that_differs_is_not_explained_by_itself() -> None:
     ratios = Observations(parts, measured, batches).unseen_ratios()
     assert ratios[:TRIALS] == pytest.approx([3.0] * TRIALS)
     assert max(ratios[TRIALS:]) < 1.0
+
+
+def test_a_placement_beyond_all_proportion_moves_little() -> None:
+    noise = torch.Generator().manual_seed(1)
+    count = BATCHES * TRIALS
+    parts = torch.rand(count, 5, generator=noise, dtype=torch.float64)
+    measured = parts.sum(1) * torch.randn(count, generator=noise).mul(0.2).exp()
+    batches = torch.arange(BATCHES).repeat_interleave(TRIALS)
+    middle, spread = spread_of(measured / parts.sum(1))
+    assert middle == pytest.approx(0.0, abs=0.1)
+    assert spread == pytest.approx(0.2, rel=0.3)
+    measured[3] *= 500
+    factors, common = Observations(parts, measured, batches).factors()
+    predicted = parts @ factors * common
+    assert float((predicted / parts.sum(1) - 1).abs().max()) < 0.25
+    assert spread_of(measured / predicted)[1] < 0.4
 
 
 def test_without_placements_gains_stay() -> None:
