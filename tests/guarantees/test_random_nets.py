@@ -21,7 +21,7 @@ NETS = int(os.environ.get("HILORE_TEST_NETS", "16"))
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
 """Of the way from the estimate's smallest cap to its peak with everything stored."""
 
-MOST_REFUSED = 0.2
+MOST_REFUSED = 0.13
 """Share of these caps that are refused, at most: those that the estimate takes for feasible and the compiled code is
 not."""
 
