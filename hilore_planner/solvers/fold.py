@@ -10,7 +10,8 @@ counts are mostly those of a placement that takes the same time.
 Classes come from colour refinement (Grohe et al., Dimension Reduction via Colour Refinement, 2014),
 blind to the rows (5) that chain layer to layer: of those only what holds for their sum is kept. But
 layers at the ends, which are chained to other kinds, are classes of their own.
-Breaks and tails are left out, as in the program before it is refined.
+Breaks and tails, where the program is refined, lie alike in equal layers: those stay one class. Rows
+(6) and (7) are summed over a class's edges, like (5).
 """
 
 from __future__ import annotations

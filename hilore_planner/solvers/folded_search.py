@@ -74,12 +74,12 @@ def search_folded(
         # Only the last are as the program has it: nothing is pooled.
         nearest = min(made[-2:], key=lambda each: each.replay.peak_bytes)
         over = over_positions(nearest.replay.position_bytes, goal.limit_bytes(program, result))
+        excess_bytes = nearest.replay.peak_bytes - goal.limit_bytes(program, result)
+        is_near = excess_bytes <= limits.relative_gap * nearest.replay.peak_bytes
+        if refines and (is_near or best is None):
+            best = better(goal, best, goal.repair(structure, nearest))
         has_grown = any([refinement.add_peak(k) for k in over[:_PEAKS_A_ROUND]])
         if not has_grown or limits.close(bound, known_bound):
-            excess_bytes = nearest.replay.peak_bytes - goal.limit_bytes(program, result)
-            is_near = excess_bytes <= limits.relative_gap * nearest.replay.peak_bytes
-            if refines and (is_near or best is None):
-                best = better(goal, best, goal.repair(structure, nearest))
             has_grown = refines and _refined(structure, refinement, nearest, over)
         known_bound = bound
         if not has_grown or limits.out_of_time() or _is_proven(goal, limits, best, bound):

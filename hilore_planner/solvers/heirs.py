@@ -5,8 +5,9 @@ those is recomputed the unit is held, and from then on what was recomputed is, o
 recomputed from that, up to a unit that backward reads. So its bytes, or as many as they take, are
 alive until backward gets there, although nothing is known of when the one gives way to the other.
 
-Counting that costs no column. Without it, keeping an interior unit looks free from where some
-placement could recompute from it on: with layers chained to layers, all through backward.
+Without it, keeping an interior unit looks free from where some placement could recompute from it on:
+with layers chained to layers, all through backward. Counting it costs no column where one unit is sure
+to be recomputed from it; else one, which says whether any is.
 """
 
 from __future__ import annotations

@@ -40,6 +40,9 @@ _LARGE = 1000
 _SHARE = 0.3
 """Of the time that is left, for one search of several."""
 
+_LOSSLESS_SHARE = 0.5
+"""Likewise for placements without lossy copies."""
+
 _FLOOR_SHARE = 0.1
 """Likewise for the floor without fences, where one behind fences is known."""
 
@@ -58,6 +61,8 @@ class Search:
         if self.engine == "lp-repair":
             found = self._relaxed(goal, start)
             return replace(found, best=found.best or self._fenced(goal, limits))
+        if start is None and self._is_large():  # soon found, where all else takes its time
+            start = self._lossless(goal, limits, None)
         first = self._first(goal, limits, start)
         if first.infeasible or (
             first.best and limits.close(goal.value(first.best.replay), first.bound)
@@ -184,7 +189,7 @@ class Search:
         """The fastest placement without lossy copies, or ``best``: near the smallest caps it is soon found."""
         if not any(self.structure.tainted):
             return best
-        found = self._without_lossy().least_time(goal.cap_bytes, limits.part(_SHARE), best)
+        found = self._without_lossy().least_time(goal.cap_bytes, limits.part(_LOSSLESS_SHARE), best)
         return found.best or best
 
     def _fenced(self, goal: LeastTime, limits: Limits) -> Candidate | None:
