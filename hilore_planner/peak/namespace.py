@@ -52,8 +52,7 @@ def rebind_call(
     entry = rebind(function)
     if not isinstance(entry_point, MethodType):
         return entry  # type: ignore[no-any-return]
-    runner: Any = entry_point.__self__
-    partitions = [rebind(part) for part in runner.partitions]
+    partitions = [rebind(part) for part in wrapper.partitions]
     return functools.partial(entry, SimpleNamespace(partitions=partitions))
 
 

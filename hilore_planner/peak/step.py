@@ -104,9 +104,14 @@ def step_peak(
         step = _Step(runner, forward, backward, tuple(inputs), values, tangents)
         timelines = [step.run() for _ in range(updates)]
         values.clear()
-    before, after = max(timelines, key=lambda pair: max(line.peak_bytes for line in pair))
+    return _highest(timelines, base_bytes or 0)
+
+
+def _highest(updates: Sequence[tuple[Timeline, Timeline]], base_bytes: int) -> StepPeak:
+    """The peak of the highest of some updates; ``base_bytes`` as for :func:`step_peak`."""
+    before, after = max(updates, key=lambda pair: max(line.peak_bytes for line in pair))
     # A block may be larger than its tensor: what inputs take is part of the device's own count already.
-    outside_bytes = max(0, (base_bytes or 0) - before.start_bytes)
+    outside_bytes = max(0, base_bytes - before.start_bytes)
     return StepPeak(
         peak_bytes=outside_bytes + max(before.peak_bytes, after.peak_bytes),
         phase="forward" if before.peak_bytes > after.peak_bytes else "backward",

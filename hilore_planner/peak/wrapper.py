@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -40,6 +40,14 @@ class Wrapper:
     call: Callable[[list[Any]], Any]
     is_backward: bool
     example_inputs: tuple[InputSpec, ...]
+    partitions: tuple[Callable[..., Any], ...] = field(init=False, repr=False)
+    """Functions that the entry calls as parts of its graph; none where it is whole."""
+
+    def __post_init__(self) -> None:
+        # Kept from here on: a compiled graph that dies takes its runner's, also where another one that was loaded from
+        # the cache has the same runner.
+        runner = getattr(self.call, "__self__", None)
+        object.__setattr__(self, "partitions", tuple(getattr(runner, "partitions", ())))
 
     def entry_function(self) -> FunctionType:
         """The plain function behind `call`."""
