@@ -17,7 +17,7 @@ from hilore_planner.calibration.progress import Steps
 from hilore_planner.calibration.trials import Trial, draw_placement, is_telling
 from hilore_planner.codec_names import DROP, STORE, read_tiers
 from hilore_planner.errors import OptionError
-from hilore_planner.passes.codecs import codec_for, codec_named
+from hilore_planner.passes.codecs import codec_for, codec_named, is_offered
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
 _TRIALS = 6
@@ -122,7 +122,7 @@ class Sampling:
             for unit in unit_class.units:
                 for name in self.codecs:
                     codec, value = codec_for(unit, name), batch.values[unit.maker]
-                    if not codec.accepts(value):
+                    if not (codec.accepts(value) and is_offered(unit, name)):
                         continue
                     spared = unit.kept_bytes - codec.kept_bytes(value.shape, value.dtype)
                     if spared > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.codecs import codec_for, is_wide_float
+from hilore_planner.passes.codecs import codec_for, is_offered, is_wide_float
 from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.overwrite import fixed_bytes
@@ -118,7 +118,7 @@ def _forms(
     forms = []
     for name in codecs:
         codec = codec_for(unit, name)
-        if not codec.accepts(value):
+        if not (codec.accepts(value) and is_offered(unit, name)):
             continue
         kept = codec.kept_bytes(shape, value.dtype)
         if kept < unit.kept_bytes:

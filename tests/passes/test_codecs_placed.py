@@ -146,3 +146,31 @@ def test_sequences_that_do_not_reach_the_loss_need_not_be_kept() -> None:
     dropped = [name for name, action in placement.items() if codec in action]
     assert len(dropped) >= 4
     _same(traced, cut(graph, placement).run(traced)[1])
+
+
+class Divided(nn.Module):
+    """Divide by what the rows say, through a view and a sign; the last four sequences do not reach the loss."""
+
+    weights: torch.Tensor
+
+    def __init__(self, power: float) -> None:
+        super().__init__()
+        self.down, self.power = nn.Linear(64, 64), power
+        weights = torch.ones(16, 1, 1)
+        weights[12:] = 0
+        self.register_buffer("weights", weights)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        negated = -self.down(x).unsqueeze(-1)
+        out: torch.Tensor = (negated.squeeze(-1) ** self.power * self.weights).mean()
+        return out
+
+
+@pytest.mark.parametrize(("power", "is_dropped"), [(-1.0, False), (-3, False), (3, True)])
+def test_what_is_divided_by_is_never_dropped(power: float, is_dropped: bool) -> None:
+    torch.manual_seed(0)
+    traced = trace_update(Divided(power), torch.randn(16, 8, 64))
+    graph, codec = traced.units(), "store[:12/16x8]+drop"
+    placement = place(problem_of(graph, codecs=[codec]), prefer(f"compress:{codec}", "store"))
+    assert (codec in placement["down:addmm"]) == is_dropped
+    _same(traced, cut(graph, placement).run(traced)[1])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
-from hilore_planner.codec_names import read_tiers
+from hilore_planner.codec_names import DROP, read_tiers
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs.base import Codec, Rounding
 from hilore_planner.passes.codecs.layout import InMemoryOrder, is_contiguous, memory_order
@@ -16,8 +16,30 @@ from hilore_planner.passes.masks import COMPARISONS
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.units import RecoveryUnit
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+_SINGULAR_AT_ZERO: dict[object, int] = {
+    aten.div.Tensor: 1,
+    aten.div.Tensor_mode: 1,
+    aten.reciprocal.default: 0,
+    aten.rsqrt.default: 0,
+    aten.log.default: 0,
+    aten.log2.default: 0,
+    aten.log10.default: 0,
+    aten.pow.Tensor_Scalar: 0,
+    aten.pow.Tensor_Tensor: 0,
+}
+"""Which argument must not be zero."""
+_ZERO_OF_ZERO = frozenset(
+    {
+        aten.mul.Tensor,
+        aten.mul.Scalar,
+        aten.neg.default,
+        aten.abs.default,
+        aten.sqrt.default,
+        prims.convert_element_type.default,
+    }
+)
 
 
 def codec_for(unit: RecoveryUnit, name: str) -> Codec:
@@ -31,6 +53,33 @@ def codec_for(unit: RecoveryUnit, name: str) -> Codec:
     if value is None or is_contiguous(value):
         return codec
     return InMemoryOrder(codec, memory_order(value))
+
+
+def is_offered(unit: RecoveryUnit, name: str) -> bool:
+    """Whether a unit may be kept by the codec ``name``: dropped rows are zeros then, which nothing may divide by."""
+    tiers = read_tiers(name)
+    drops = tiers is not None and tiers.codecs[-1] == DROP
+    return not (drops and _is_divided_by(unit.maker, set()))
+
+
+def _is_divided_by(node: Node, seen: set[Node]) -> bool:
+    """Whether a value's zeros reach an operation that is singular there."""
+    seen.add(node)
+    for user in node.users:
+        if _is_singular(user, node):
+            return True
+        is_zero = compat.is_view(user) or user.target in _ZERO_OF_ZERO
+        if is_zero and user not in seen and _is_divided_by(user, seen):
+            return True
+    return False
+
+
+def _is_singular(user: Node, node: Node) -> bool:
+    place = _SINGULAR_AT_ZERO.get(user.target)
+    if place is None or user.args[place] is not node:
+        return False
+    power = user.args[1] if user.target is aten.pow.Tensor_Scalar else None
+    return not (isinstance(power, int | float) and power >= 0)
 
 
 def rounding_for(unit: RecoveryUnit, name: str) -> Rounding:
