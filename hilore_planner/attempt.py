@@ -46,6 +46,11 @@ class Attempt:
         return self.plan.predicted_peak_bytes
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """The faster first, of equally fast ones that of the least memory."""
+        return self.added_ns, self.peak_bytes
+
+    @property
     def beyond_bytes(self) -> int:
         """What counts beyond the dry run."""
         return 0 if self.peak is None else self.peak_bytes - self.peak.peak_bytes
@@ -62,7 +67,7 @@ class Attempt:
 def fastest(tried: Sequence[Attempt], cap_bytes: int) -> Attempt | None:
     """The fastest plan whose compiled code is under the cap; of equally fast ones, that of the least memory."""
     fitting = [attempt for attempt in tried if attempt.plan and attempt.peak_bytes <= cap_bytes]
-    return min(fitting, key=lambda each: (each.added_ns, each.peak_bytes), default=None)
+    return min(fitting, key=lambda each: each.rank, default=None)
 
 
 def corrected(aim: Aim, last: Attempt) -> Aim:

@@ -154,7 +154,7 @@ class RegionCompiler:
     def _known(self, best: Attempt | None) -> Attempt | None:
         """A plan made for another cap that stays under this one and is better than ``best``; else ``best``."""
         for known in self.kept.known():
-            if best is not None and known.rank >= (best.added_ns, best.peak_bytes):
+            if best is not None and known.rank >= best.rank:
                 break
             plan = self.kept.plan(known.key) if known.peak_bytes <= self.cap_bytes else None
             if plan is None:

@@ -9,7 +9,7 @@ from typing import Literal
 from hilore_planner.advice import Advice
 from hilore_planner.errors import PlacementError
 from hilore_planner.plan import PlacementPlan, unit_label
-from hilore_planner.solvers.problem import Unit
+from hilore_planner.solvers.problem import Unit, compress_action
 from hilore_planner.solvers.verify import Replay, Span, replay
 
 State = Literal["fixed", "stored", "compressed", "rebuilt"]
@@ -189,7 +189,7 @@ def _levers(plan: PlacementPlan, found: Replay) -> tuple[Lever, ...]:
 def _smaller_actions(members: list[Unit], before: str) -> list[str]:
     """Actions open to all members, other than the one they have."""
     shared = set.intersection(*({form.codec for form in unit.codecs} for unit in members))
-    actions = [f"compress:{codec}" for codec in sorted(shared)]
+    actions = [compress_action(codec) for codec in sorted(shared)]
     if all(unit.can_recompute for unit in members):
         actions.append("recompute")
     return [action for action in actions if action != before]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hilore_planner.solvers.problem import Unit
+from hilore_planner.solvers.problem import Unit, compress_action
 
 if TYPE_CHECKING:
     from hilore_planner.plan import PlacementPlan
@@ -59,6 +59,6 @@ def kept_bytes(unit: Unit, action: str) -> int:
     if action == "store":
         return unit.kept_bytes
     for form in unit.codecs:
-        if action == f"compress:{form.codec}":
+        if action == compress_action(form.codec):
             return form.kept_bytes
     return 0

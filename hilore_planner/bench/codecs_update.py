@@ -15,6 +15,7 @@ from hilore_planner.bench.risk.allocate import STORE, with_placement
 from hilore_planner.bench.runner import Job, Row, run_jobs
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.plan import PlacementPlan
+from hilore_planner.solvers.problem import compress_action
 
 _STORED, _AGAIN = "everything stored", "everything stored, again"
 _ANY_ERROR = 0.9
@@ -57,7 +58,7 @@ def everything_by(stored: PlacementPlan, codec: str) -> PlacementPlan:
     """The plan with every stored unit that may be kept by ``codec`` kept by it."""
     takes = {u.name for u in stored.problem.units if any(f.codec == codec for f in u.codecs)}
     placement = {
-        name: f"compress:{codec}" if action == STORE and name in takes else action
+        name: compress_action(codec) if action == STORE and name in takes else action
         for name, action in stored.solution.placement.items()
     }
     return with_placement(stored, placement)

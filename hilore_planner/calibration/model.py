@@ -14,9 +14,8 @@ from hilore_planner.errors import ProfileError
 from hilore_planner.passes.codecs import codec_for, codec_named
 from hilore_planner.passes.risk import FIRST_ORDER
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
-from hilore_planner.solvers.problem import Solution
+from hilore_planner.solvers.problem import Solution, kept_codec
 
-_CODEC = "compress:"
 _LEAST = 1e-12
 """Risk of a copy that loses something but that backward does not read: at none, what is made from it would be exact."""
 _ALIKE = 1e-9
@@ -89,8 +88,8 @@ class CalibratedRisk:
         errors: dict[str, BySequence] = {}
         for name, unit in self.graph.units.items():
             action = placement.get(name, "")
-            if action.startswith(_CODEC):
-                codec = action.removeprefix(_CODEC)
+            codec = kept_codec(action)
+            if codec is not None:
                 errors[name] = self._errors(unit, codec)
                 yield name, self._class(unit, codec), self._kept(unit, codec)
             elif action == "recompute":

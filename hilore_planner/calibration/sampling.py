@@ -17,8 +17,9 @@ from hilore_planner.calibration.progress import Steps
 from hilore_planner.calibration.trials import Trial, draw_placement, is_telling
 from hilore_planner.codec_names import DROP, STORE, read_tiers
 from hilore_planner.errors import OptionError
-from hilore_planner.passes.codecs import codec_for, codec_named, is_offered
+from hilore_planner.passes.codecs import codec_for, codec_named, offered_codec
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
+from hilore_planner.solvers.problem import kept_codec
 
 _TRIALS = 6
 """Placements tried on each batch."""
@@ -121,8 +122,9 @@ class Sampling:
         for unit_class in self.kept:
             for unit in unit_class.units:
                 for name in self.codecs:
-                    codec, value = codec_for(unit, name), batch.values[unit.maker]
-                    if not (codec.accepts(value) and is_offered(unit, name)):
+                    value = batch.values[unit.maker]
+                    codec = offered_codec(unit, name, value)
+                    if codec is None:
                         continue
                     spared = unit.kept_bytes - codec.kept_bytes(value.shape, value.dtype)
                     if spared > 0:
@@ -203,12 +205,8 @@ class Sampling:
         else:
             self.steps.done()
             return
-        codec = "compress:"
-        kept = {
-            n: action.removeprefix(codec)
-            for n, action in placement.items()
-            if action.startswith(codec)
-        }
+        codecs = {name: kept_codec(action) for name, action in placement.items()}
+        kept = {name: codec for name, codec in codecs.items() if codec is not None}
         makers = self.interpreter.makers
         rebuilt = [name for name, do in placement.items() if do == "recompute" and name in makers]
         share = self._share(batch, kept, rebuilt)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hilore_planner.calibration.model import CalibratedRisk
+from hilore_planner.solvers.problem import compress_action
 
 _TRIED_ERRORS = (2e-3, 0.06)
 """Gradient errors that placements which are tried are meant to have: those of plans."""
@@ -80,7 +81,7 @@ def draw_placement(
         if not unit.can_store:
             placement[name] = "recompute"
         elif name in chosen:
-            placement[name] = f"compress:{chosen[name].codec}"
+            placement[name] = compress_action(chosen[name].codec)
         else:
             is_again = unit.origin.kind in again and unit.can_recompute and not unit.forced
             placement[name] = "recompute" if is_again else "store"

@@ -59,9 +59,8 @@ class Stopwatch:
                 return [self._alone(sample, run) for sample, run in samples]
             with torch.cuda.device(self.device):
                 found = tried("", partial(_times, self.device, samples, program))
-            if isinstance(
-                found, Entry
-            ):  # of what surrounds the samples: it need not be so next time
+            if isinstance(found, Entry):
+                # Of what surrounds the samples: it need not be so next time.
                 return [
                     Entry(sample.what, None, found.why, is_passing=True) for sample, _ in samples
                 ]

@@ -40,14 +40,12 @@ def _runs(gm: GraphModule) -> Iterator[list[Node]]:
     """Calls between the kernels of the joint graph itself."""
     run: list[Node] = []
     for node in gm.graph.nodes:
-        if (
-            node.op == "call_function"
-            and kind_of(node) is OpKind.EXTERN
-            and not node.meta.get(MADE)
-        ):
+        if node.op != "call_function":
+            continue
+        if kind_of(node) is OpKind.EXTERN and not node.meta.get(MADE):
             yield run
             run = []
-        elif node.op == "call_function":
+        else:
             run.append(node)
     yield run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.codecs import codec_for, is_offered, is_wide_float
+from hilore_planner.passes.codecs import is_wide_float, offered_codec
 from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.overwrite import fixed_bytes
@@ -117,8 +117,8 @@ def _forms(
     shape = [compat.hint(size) for size in value.shape]
     forms = []
     for name in codecs:
-        codec = codec_for(unit, name)
-        if not (codec.accepts(value) and is_offered(unit, name)):
+        codec = offered_codec(unit, name, value)
+        if codec is None:
             continue
         kept = codec.kept_bytes(shape, value.dtype)
         if kept < unit.kept_bytes:

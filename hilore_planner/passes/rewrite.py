@@ -18,6 +18,7 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import Codec, codec_for
 from hilore_planner.passes.emit import Traces, clone_node, inline
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
+from hilore_planner.solvers.problem import kept_codec
 
 
 @functools.cache
@@ -110,11 +111,11 @@ class Rewriter:
                 stack.extend(node.all_input_nodes)
         return wanted
 
-    def _codec(self, node: Node, action: str) -> Codec:
-        """The codec that ``action`` keeps a unit's value by."""
+    def _codec(self, node: Node, name: str) -> Codec:
+        """The codec that a unit's value is kept by."""
         unit = self._unit(node)
         assert unit is not None
-        return codec_for(unit, action.removeprefix("compress:"))
+        return codec_for(unit, name)
 
     def _save(self, node: Node) -> None:
         self.saved[node] = None
@@ -126,9 +127,10 @@ class Rewriter:
         """
         self._copies: dict[Node, tuple[Codec, tuple[Node, ...]]] = {}
         for node, action in wanted.items():
-            if not action.startswith("compress:"):
+            name = kept_codec(action)
+            if name is None:
                 continue
-            codec = self._codec(node, action)
+            codec = self._codec(node, name)
             with self._fx.inserting_before(node.next):
                 parts = inline(
                     self._fx,

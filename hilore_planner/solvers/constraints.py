@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hilore_planner.solvers.linear import Column, LinearModel, Term
-from hilore_planner.solvers.problem import PositionIndex
+from hilore_planner.solvers.problem import PositionIndex, compress_action
 from hilore_planner.solvers.variables import (
     RECOMPUTE,
     Variables,
-    compress_action,
     lossy_actions,
     rebuilds,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hilore_planner.solvers.linear import LinearModel
-from hilore_planner.solvers.variables import RECOMPUTE, STORE, Variables, compress_action
+from hilore_planner.solvers.problem import compress_action
+from hilore_planner.solvers.variables import RECOMPUTE, STORE, Variables
 
 
 def minimise_time(model: LinearModel, variables: Variables, unit_ns: float) -> None:

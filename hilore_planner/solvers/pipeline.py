@@ -88,7 +88,7 @@ class Search:
         )
         if folded.infeasible:
             return folded
-        best, bound = better(goal, folded.best, self._least_known(limits)), folded.bound
+        best, bound = better(goal, folded.best, self._least_known(goal, limits)), folded.bound
         is_fenced = False
         for layers in _FENCES:
             if best is not None and limits.close(goal.value(best.replay), bound):
@@ -108,15 +108,14 @@ class Search:
         found = search(goal, self.structure, self.refinement, rest, best)
         return replace(found, bound=max(found.bound, bound))
 
-    def _least_known(self, limits: Limits) -> Candidate | None:
+    def _least_known(self, goal: LeastPeak, limits: Limits) -> Candidate | None:
         """The smaller peak of storing everything and, where copies may be lossy, of the best without."""
         units = self.structure.problem.units
         stored = into_budget(self.structure, {unit.name: STORE for unit in units if unit.can_store})
         if not any(self.structure.tainted):
             return stored
         best = self._without_lossy().least_peak(limits.part(_SHARE)).best
-        known = [each for each in (stored, best) if each is not None]
-        return min(known, key=lambda each: each.replay.peak_bytes, default=None)
+        return better(goal, stored, best)
 
     def _without_lossy(self) -> Search:
         structure = analyse(replace(self.structure.problem, gradient_error=0.0))
@@ -180,8 +179,7 @@ class Search:
         """The relaxation rounded and repaired, or ``start`` where that is better."""
         rounded = read_placement(program.variables, relaxed.values)
         repaired = repair(self.structure, rounded, goal.cap_bytes)
-        known = [each for each in (start, repaired) if each is not None]
-        return min(known, key=lambda each: goal.value(each.replay), default=None)
+        return better(goal, start, repaired)
 
     def _lossless(
         self, goal: LeastTime, limits: Limits, best: Candidate | None

@@ -36,6 +36,17 @@ NEVER: PositionIndex = -1
 """Stands for a position that does not exist, below every real one."""
 Status = Literal["optimal", "feasible", "infeasible", "undecided"]
 """``undecided``: the time limit passed with no placement found, and none ruled out."""
+_COMPRESS = "compress:"
+
+
+def compress_action(codec: str) -> str:
+    """The name in a placement of keeping a unit by a codec."""
+    return _COMPRESS + codec
+
+
+def kept_codec(action: str) -> str | None:
+    """The codec that an action keeps a unit by; None for other actions."""
+    return action.removeprefix(_COMPRESS) if action.startswith(_COMPRESS) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hilore_planner.solvers.candidate import Candidate, candidate
-from hilore_planner.solvers.problem import Bytes, Nanoseconds
+from hilore_planner.solvers.problem import Bytes, Nanoseconds, compress_action
 from hilore_planner.solvers.structure import Structure
-from hilore_planner.solvers.variables import RECOMPUTE, STORE, compress_action
+from hilore_planner.solvers.variables import RECOMPUTE, STORE
 from hilore_planner.solvers.verify import Replay
 
 _TRIES_A_STEP = 6

@@ -19,16 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hilore_planner.solvers.linear import Column, LinearModel, Term
-from hilore_planner.solvers.problem import NEVER, Bytes, PositionIndex
+from hilore_planner.solvers.problem import NEVER, Bytes, PositionIndex, compress_action
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.structure import Structure
 
 STORE, RECOMPUTE = "store", "recompute"
-
-
-def compress_action(codec: str) -> str:
-    """The action's name in a placement."""
-    return f"compress:{codec}"
 
 
 @dataclass(frozen=True, slots=True)

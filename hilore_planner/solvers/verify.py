@@ -18,9 +18,8 @@ from hilore_planner.solvers.problem import (
     PositionIndex,
     Solution,
     Unit,
+    compress_action,
 )
-
-_COMPRESS = "compress:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +114,12 @@ def _form(unit: Unit, action: str) -> CompressedForm | None:
     if action == "recompute" and unit.can_recompute:
         return None
     for form in unit.codecs:
-        if action == _COMPRESS + form.codec:
+        if action == compress_action(form.codec):
             return form
     open_actions = [
         *(["store"] if unit.can_store else []),
         *(["recompute"] if unit.can_recompute else []),
-        *(_COMPRESS + form.codec for form in unit.codecs),
+        *(compress_action(form.codec) for form in unit.codecs),
     ]
     raise PlacementError(unit.name, f"{action!r} is not open to it; open are {open_actions}")
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.passes.joint import Traced, trace_update
+from tests.passes.joint import Cut, Traced, cut, trace_update
+from tests.passes.placements import place, prefer, problem_of
 from tests.passes.programs import Block, Stack, seeded
 from tests.peak.programs import MeanSquare
 
@@ -29,3 +30,10 @@ def block_float32() -> Traced:
 def stack() -> Traced:
     """Two equal layers; 2 x 32 tokens."""
     return trace_update(seeded(Stack), torch.randn(2, 32, 64))
+
+
+@pytest.fixture
+def halves(block: Traced) -> Cut:
+    """The block's forward and backward, where all that may be is recomputed."""
+    graph = block.units()
+    return cut(graph, place(problem_of(graph), prefer("recompute")))

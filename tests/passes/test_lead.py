@@ -9,16 +9,9 @@ from torch.fx import GraphModule, Node
 from hilore_planner.passes.lead import lead_rebuilt
 from hilore_planner.passes.ops import OpKind, kind_of
 from hilore_planner.passes.order import MADE
-from tests.passes.joint import Cut, Traced, cut
-from tests.passes.placements import place, prefer, problem_of
+from tests.passes.joint import Cut, Traced
 
 pytestmark = pytest.mark.compat
-
-
-@pytest.fixture
-def halves(block: Traced) -> Cut:
-    graph = block.units()
-    return cut(graph, place(problem_of(graph), prefer("recompute")))
 
 
 def _own_work(gm: GraphModule) -> list[Node]:

@@ -13,12 +13,6 @@ from tests.passes.placements import place, prefer, problem_of
 pytestmark = pytest.mark.compat
 
 
-@pytest.fixture
-def halves(block: Traced) -> Cut:
-    graph = block.units()
-    return cut(graph, place(problem_of(graph), prefer("recompute")))
-
-
 def _everything(gm: GraphModule) -> set[str]:
     return {node.name for node in gm.graph.nodes}
 

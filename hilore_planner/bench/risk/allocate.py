@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.solvers import refigured, replay
+from hilore_planner.solvers.problem import compress_action
 
 STORE = "store"
 
@@ -30,7 +31,7 @@ def forms_of(
         if unit.name not in names:
             continue
         offered = [
-            Form(f"compress:{form.codec}", form.kept_bytes, form.risk)
+            Form(compress_action(form.codec), form.kept_bytes, form.risk)
             for form in unit.codecs
             if form.codec in codecs
         ]

@@ -1,7 +1,7 @@
 """Codecs: how a smaller copy of an activation is made and read back."""
 
 from hilore_planner.passes.codecs.base import Codec, Rounding, is_wide_float
-from hilore_planner.passes.codecs.choice import codec_for, is_offered, rounding_for
+from hilore_planner.passes.codecs.choice import codec_for, offered_codec, rounding_for
 from hilore_planner.passes.codecs.registry import codec_named
 from hilore_planner.passes.codecs.tiered import Tiered
 
@@ -11,7 +11,7 @@ __all__ = [
     "Tiered",
     "codec_for",
     "codec_named",
-    "is_offered",
     "is_wide_float",
+    "offered_codec",
     "rounding_for",
 ]

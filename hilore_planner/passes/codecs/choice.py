@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from hilore_planner.codec_names import DROP, read_tiers
@@ -55,11 +56,18 @@ def codec_for(unit: RecoveryUnit, name: str) -> Codec:
     return InMemoryOrder(codec, memory_order(value))
 
 
-def is_offered(unit: RecoveryUnit, name: str) -> bool:
-    """Whether a unit may be kept by the codec ``name``: dropped rows are zeros then, which nothing may divide by."""
-    tiers = read_tiers(name)
+def offered_codec(unit: RecoveryUnit, name: str, value: Tensor) -> Codec | None:
+    """The codec that ``name`` means for a unit of this value; None where the unit may not be kept by it.
+
+    Dropped rows are zeros then, which nothing may divide by.
+
+    Raises:
+        OptionError: there is no such codec.
+    """
+    codec, tiers = codec_for(unit, name), read_tiers(name)
     drops = tiers is not None and tiers.codecs[-1] == DROP
-    return not (drops and _is_divided_by(unit.maker, set()))
+    is_offered = codec.accepts(value) and not (drops and _is_divided_by(unit.maker, set()))
+    return codec if is_offered else None
 
 
 def _is_divided_by(node: Node, seen: set[Node]) -> bool:
