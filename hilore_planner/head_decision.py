@@ -41,8 +41,9 @@ _LEAST_ROWS = 256
 """A chunk of fewer rows leaves a large device idle."""
 _LEAST_BYTES = 32 * 2**20
 """Logits of a chunk below this are small beside everything else."""
-_TRIAL_CHUNKS = 3
-"""The fewest that show what the first, the last and those between do."""
+_TRIAL_CHUNKS = 4
+"""Enough to show what the first, the last and those between do, and a number that may be chosen: what is measured for
+the trial is then known."""
 
 HeadOption = Literal["auto", "off"] | int
 ProblemOf = Callable[[JointGraph], tuple[RecoveryGraph, PlacementProblem]]

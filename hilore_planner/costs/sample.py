@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -29,8 +29,17 @@ from hilore_planner.passes.ops import op_name, tensor
 
 aten = torch.ops.aten
 
-Run = Callable[[list[Tensor]], object]
 Step = Callable[[], object]
+
+
+class Run(Protocol):
+    """Work that was readied."""
+
+    def wait(self) -> None:
+        """Until it can be called at once."""
+
+    def __call__(self, given: list[Tensor]) -> object:
+        """Do it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ def node_sample(node: Node) -> Sample:
 def chain_sample(chain: Chain) -> Sample:
     """A chain, compiled as Inductor compiles it within a program."""
     layouts = [layout_of(_value(node)) for node in chain.inputs]
-    names = list(dict.fromkeys(op_name(node) for node in chain.nodes))
+    names = list(dict.fromkeys(op_name(node) for node in chain.nodes if not _is_tie(node)))
     values = [value for node in chain.outputs if (value := tensor(node)) is not None]
     written = [_short(layout_of(value)) for value in values]
     limit = functools.partial(_index_limit, chain)
@@ -178,11 +187,29 @@ def _short(layout: Layout) -> str:
 
 def _text(chain: Chain) -> str:
     """The ops of a chain with its values numbered, whatever they are called."""
-    index = {node: f"%{place}" for place, node in enumerate((*chain.inputs, *chain.nodes))}
-    lines = [
-        f"{node.target}{_arguments(node, lambda arg: index.get(arg, ''))}" for node in chain.nodes
-    ]
+    index = {node: f"%{place}" for place, node in enumerate(chain.inputs)}
+    lines = []
+    for node in chain.nodes:
+        if _is_tie(node):
+            index[node] = index[compat.used_by(node)[0]]
+            continue
+        lines.append(f"{node.target}{_work(node, lambda arg: index.get(arg, ''))}")
+        index[node] = f"%{len(chain.inputs) + len(lines)}"
     return "\n".join([*lines, *(index[node] for node in chain.outputs)])
+
+
+def _is_tie(node: Node) -> bool:
+    """Whether a node only orders others: it is no work, and none by itself."""
+    return node.target is compat.held_after()
+
+
+def _work(node: Node, place: Callable[[Node], Any]) -> Any:
+    """What an op is given, as far as its time depends on it: where a slice begins does not count."""
+    args, kwargs = _arguments(node, place)
+    if node.target is not aten.slice.Tensor:
+        return args, kwargs
+    dim = args[1] if len(args) > 1 else 0
+    return (args[0], dim, compat.hint(_value(node).shape[dim]), *args[4:]), kwargs
 
 
 def _arguments(node: Node, place: Callable[[Node], Any]) -> Any:
@@ -203,6 +230,9 @@ def _module(chain: Chain) -> GraphModule:
     graph = Graph()
     env = {node: graph.placeholder(f"input_{i}") for i, node in enumerate(chain.inputs)}
     for node in chain.nodes:
+        if _is_tie(node):
+            env[node] = env[compat.used_by(node)[0]]
+            continue
         args, kwargs = _arguments(node, env.__getitem__)
         env[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
     results = [out for node in chain.outputs for out in _tensors_of(graph, node, env[node])]

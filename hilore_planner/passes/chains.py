@@ -66,7 +66,7 @@ def cut_chain(outputs: Sequence[Node], is_inside: Callable[[Node], bool]) -> Cha
         if node in nodes:
             stack.pop()
             continue
-        arguments = [arg for arg in node.all_input_nodes if arg not in nodes]
+        arguments = [arg for arg in compat.used_by(node) if arg not in nodes]
         pending = [arg for arg in arguments if is_inside(arg)]
         if pending:
             stack.extend(reversed(pending))

@@ -31,7 +31,7 @@ from hilore_planner.passes.compat_compile import (
     observe_compiled_graphs,
     start_compilers,
 )
-from hilore_planner.passes.compat_ops import added_mm, held_after, wide_mm
+from hilore_planner.passes.compat_ops import added_mm, held_after, used_by, wide_mm
 
 __all__ = [
     "WHOLE_COPIES",
@@ -52,6 +52,7 @@ __all__ = [
     "start_compilers",
     "storage_key",
     "tag_forced_saves",
+    "used_by",
     "wide_mm",
 ]
 

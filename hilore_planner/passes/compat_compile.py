@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -80,11 +81,28 @@ def _wait_later(self: AsyncCompile, scope: dict[str, Any]) -> None:
         kernels.append((self, scope))
 
 
-def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A graph that was compiled by itself."""
+
+    _compiled: Callable[[list[Any]], Any]
+    _kernels: list[_Kernels]
+
+    def wait(self) -> None:
+        """Until other processes have compiled its kernels; raises what went wrong there."""
+        while self._kernels:
+            _wait(*self._kernels.pop())
+
+    def __call__(self, given: list[Any]) -> Any:
+        """Run it, once its kernels are there."""
+        self.wait()
+        return self._compiled(given)
+
+
+def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Alone:
     """Compile a graph of ATen ops that returns a tuple, also while another graph is being compiled.
 
-    Kernels are compiled by other processes meanwhile: the first call waits for them, and raises what went wrong there.
-    ``inputs`` are real tensors of the layout it will be called with.
+    Kernels are compiled by other processes meanwhile. ``inputs`` are real tensors of the layout it will be called with.
     """
     kernels: list[_Kernels] = []
     mode = FakeTensorMode()
@@ -100,13 +118,7 @@ def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[[
         AsyncCompile.wait = _wait  # type: ignore[method-assign]
         _awaited.reset(awaited)
         _is_alone.reset(alone)
-
-    def run(given: list[Any]) -> Any:
-        while kernels:
-            _wait(*kernels.pop())
-        return compiled(given)
-
-    return run
+    return Alone(compiled, kernels)
 
 
 def start_compilers() -> None:

@@ -41,6 +41,11 @@ def held_after() -> Any:
     return _lowered(torch.ops.hilore.held_after.default, lowering)
 
 
+def used_by(node: Node) -> list[Node]:
+    """Nodes whose values a node uses: its inputs, but not what its value is only held after."""
+    return node.all_input_nodes[:1] if node.target is held_after() else node.all_input_nodes
+
+
 @functools.cache
 def added_mm() -> Any:
     """The operator ``added_mm(total, left, right)``: ``total + left · right``.

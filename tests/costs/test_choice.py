@@ -20,6 +20,7 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.cost import Roofline
 from hilore_planner.planning import PlannedRegion, plan_region, pose
 from hilore_planner.region import Surroundings, surroundings
+from tests.costs.ready import Ready
 from tests.passes.joint import cut, trace_update
 from tests.passes.programs import Block, seeded
 
@@ -38,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     class Script(Stopwatch):
         def ready(self, sample: Sample) -> Run:
-            return list
+            return Ready()
 
         def time_ns(self, sample: Sample, run: Run) -> int:
             samples.append(sample.what)

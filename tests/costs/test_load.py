@@ -13,6 +13,7 @@ from hilore_planner.costs.layout import Layout
 from hilore_planner.costs.load import Arena, Copies, Load, input_bytes
 from hilore_planner.costs.sample import Run, Sample
 from hilore_planner.costs.stopwatch import Stopwatch, _times
+from tests.costs.ready import Ready
 
 CPU = torch.device("cpu")
 COPY_NS, STEP_NS = 125_000, 300_000
@@ -114,16 +115,16 @@ def test_calls_are_timed_amid_the_load_without_what_surrounds_them(clock: Clock)
     times = {"long": 5_300_000, "short": 2_000, "tiny": 0}
 
     def call(name: str) -> tuple[Sample, Run]:
-        return sample(name, layout(4)), lambda given: clock.work(name, times[name])
+        return sample(name, layout(4)), Ready(lambda _: clock.work(name, times[name]))
 
     def fails(_: list[torch.Tensor]) -> None:
         raise RuntimeError("no kernel\nof this kind")
 
     calls = [
         call("long"),
-        (sample("broken", layout(4)), fails),
+        (sample("broken", layout(4)), Ready(fails)),
         call("short"),
-        (sample("large", layout(2**20)), lambda given: None),
+        (sample("large", layout(2**20)), Ready()),
         call("tiny"),
     ]
     step = sample("step", layout(4), eager=lambda: clock.work("step", STEP_NS))
@@ -156,7 +157,7 @@ def test_rounds_that_were_disturbed_are_repeated(clock: Clock) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Copies, "whole", copy)
         step = sample("step", layout(4), eager=lambda: clock.work("step", STEP_NS))
-        (entry,) = _times(CPU, [(sample("one", layout(4)), call)], [step])
+        (entry,) = _times(CPU, [(sample("one", layout(4)), Ready(call))], [step])
     assert entry.ns == 50_000
     assert calls == 2 + 2 * 7
 
@@ -174,7 +175,7 @@ def test_what_fails_around_the_calls_is_the_reason_of_all_and_passes(
     monkeypatch.setattr(Copies, "__init__", full)
     monkeypatch.setattr(torch.cuda, "device", on)
     watch = Stopwatch(torch.device("cuda"))
-    entries = watch.times([(sample(name, layout(4)), list) for name in ("one", "two")], [])
+    entries = watch.times([(sample(name, layout(4)), Ready()) for name in ("one", "two")], [])
     assert [entry.what for entry in entries] == ["one", "two"]
     assert all(entry.ns is None and entry.is_passing for entry in entries)
     assert "out of memory" in entries[0].why

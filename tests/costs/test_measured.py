@@ -11,7 +11,7 @@ import torch
 from hilore_planner.costs.measured import Measured
 from hilore_planner.costs.sample import Run, Sample
 from hilore_planner.costs.stopwatch import Stopwatch
-from hilore_planner.costs.table import CostTable, Owner
+from hilore_planner.costs.table import CostTable, Entry, Owner
 from hilore_planner.passes.chains import Chain
 from hilore_planner.passes.cost import Roofline
 from hilore_planner.passes.devices import PROFILES
@@ -19,6 +19,7 @@ from hilore_planner.passes.ops import OpKind, flops
 from hilore_planner.passes.problem import build_problem
 from hilore_planner.passes.units import RecoveryGraph
 from hilore_planner.solvers.problem import PlacementProblem
+from tests.costs.ready import Ready
 from tests.passes.joint import Traced, trace_update
 from tests.passes.programs import Stack, seeded
 
@@ -35,10 +36,10 @@ class Script(Stopwatch):
     def ready(self, sample: Sample) -> Run:
         if self.broken in sample.what:
             raise RuntimeError("no kernel\nof this kind")
-        return list
+        return Ready()
 
     def time_ns(self, sample: Sample, run: Run) -> int:
-        assert run is list
+        assert isinstance(run, Ready)
         self.asked.append(sample)
         return 1000 + len(self.asked)
 
@@ -86,6 +87,31 @@ def test_equal_layers_share_and_a_second_run_measures_nothing(
     assert not again.settle()
     assert not second.asked
     assert again.unmeasured == ()
+
+
+def test_what_another_process_measures_meanwhile_is_not_timed_again(
+    stack: Traced, tmp_path: Path
+) -> None:
+    path = tmp_path / "costs.json"
+
+    @dataclass(frozen=True)
+    class Beside(Script):
+        """While a product is readied, another process measures it."""
+
+        def ready(self, sample: Sample) -> Run:
+            if sample.what.startswith("mm"):
+                CostTable(path, HERE).add({sample.key: Entry(sample.what, 777)})
+            return super().ready(sample)
+
+    stopwatch, graph = Beside(torch.device("cpu")), stack.units()
+    costs = measured(path, stopwatch)
+    priced(graph, costs)
+    costs.settle()
+    products = [n for n in graph.schedule.kinds if n.name.startswith("mm")]
+    assert products
+    assert all(costs.node_ns(node) == 777 for node in products)
+    assert stopwatch.asked
+    assert not any(sample.what.startswith("mm") for sample in stopwatch.asked)
 
 
 def test_a_step_costs_what_was_measured(stack: Traced, tmp_path: Path) -> None:

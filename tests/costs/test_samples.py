@@ -20,7 +20,7 @@ from hilore_planner.costs.sample import (
 )
 from hilore_planner.costs.stopwatch import Stopwatch
 from hilore_planner.passes import compat, compat_compile
-from hilore_planner.passes.chains import Chain
+from hilore_planner.passes.chains import Chain, cut_chain
 from hilore_planner.passes.codecs import codec_named
 from tests.passes.programs import HandMade
 
@@ -86,6 +86,30 @@ def test_a_chain_computes_what_it_does_in_its_graph(monkeypatch: pytest.MonkeyPa
     out, total = run(sample, [x])
     assert torch.allclose(out, torch.softmax(x, -1))
     assert torch.allclose(total, x.exp().sum(-1, keepdim=True))
+
+
+def chunk(start: int, *, is_tied: bool = False) -> Chain:
+    """Eight rows of a value, doubled; possibly held after a product."""
+    hand = HandMade()
+    x = hand.input("x", 32, 16)
+    anchor = hand.call(aten.mm.default, hand.input("left", 4, 4), hand.input("right", 4, 4))
+    rows = hand.call(aten.slice.Tensor, x, 0, start, start + 8)
+    read = hand.call(compat.held_after(), rows, anchor) if is_tied else rows
+    out = hand.call(aten.mul.Tensor, read, 2.0)
+    return cut_chain([out], lambda node: node in (rows, read, out))
+
+
+def test_where_a_slice_begins_and_what_work_is_held_after_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interpreted(monkeypatch)
+    free, tied = chain_sample(chunk(0)), chain_sample(chunk(8, is_tied=True))
+    assert (tied.key, tied.what) == (free.key, free.what)
+    assert chunk(8, is_tied=True).moved_bytes == chunk(8).moved_bytes
+    (layout,) = tied.inputs()
+    x = layout.made_up(torch.device("cpu"))
+    (out,) = run(tied, [x])
+    assert torch.equal(out, 2 * x[8:16])
 
 
 def test_an_op_of_several_outputs_returns_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
