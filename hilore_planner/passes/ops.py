@@ -196,6 +196,9 @@ def _attention_flops(node: Node) -> int:
 
 def _shape(node: Node) -> Any:
     """What torch's formulas take in place of a tensor: its sizes, symbolic ones at their hints."""
+    value = tensor(node)  # nearly always; a walk through nested values is slow
+    if value is not None:
+        return tuple(map(compat.hint, value.shape))
     return torch.utils._pytree.tree_map_only(
         torch.Tensor, lambda value: tuple(map(compat.hint, value.shape)), node.meta.get("val")
     )

@@ -66,10 +66,10 @@ class MeasuredWorkspaces:
         )
 
     def _measure(self, fn: Callable[[], object]) -> int:
-        fn()  # libraries set up what they keep for good
         if self.device.type == "cpu":
             moments = cpu_moments(fn)
             return max(moments, default=0) - moments[-1] if moments else 0
+        fn()  # libraries set up what they keep for good
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         result = fn()
@@ -125,18 +125,18 @@ def _takes_nothing(op: Callable[..., Any]) -> bool:
 
 
 def _made_up(arguments: Any) -> Any:
-    return tree_map_only(torch.Tensor, _random_like, arguments)
+    return tree_map_only(torch.Tensor, _ones_like, arguments)
 
 
-def _random_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Data of the same layout: normal, or zeros where they might be used as indices or seeds."""
+def _ones_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Data of the same layout: ones, or zeros where they might be used as indices or seeds."""
     real = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
     # Elements of an expanded tensor lie on each other and cannot be written through it.
     memory = real.as_strided((real.untyped_storage().nbytes() // real.itemsize,), (1,))
     is_plain = tensor.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    _ = memory.normal_() if is_plain else memory.zero_()
+    memory.fill_(1 if is_plain else 0)
     return real
 
 
