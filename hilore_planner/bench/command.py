@@ -123,7 +123,7 @@ def cost(
         str, typer.Option(help="Where times come from: measured, roofline, or a cost file.")
     ] = ("measured"),
     device: Device = "cuda",
-    side_by_side: SideBySide = 6,
+    side_by_side: SideBySide = 13,
     output: Output = Path("docs/results/cost.json"),
 ) -> None:
     """Predicted against measured times of plans, and which kernels make the difference."""

@@ -7,20 +7,24 @@ and prints its answer: one line of JSON, at once if there is nothing to measure.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import IO, Any
 
 READY = "ready"
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Environment variable: processes that compile kernels for one worker."""
 
 
 def in_turn(module: str, messages: Sequence[Any]) -> Iterator[Any]:
     """Start a worker for each message, wait until all are ready, and yield their answers; None of one that was lost."""
-    workers = [_start(module, message) for message in messages]
+    environment = _shared(len(messages))
+    workers = [_start(module, message, environment) for message in messages]
     try:
         with ThreadPoolExecutor(len(workers)) as waiting:
             lines = list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), workers))
@@ -40,7 +44,7 @@ class Workers:
 
     def answer(self, message: Any) -> Any:
         """What a new worker answers; None if it was lost. May be called by several threads."""
-        worker = _start(self._module, message)
+        worker = _start(self._module, message, os.environ)
         self._running.append(worker)
         line = _pipe(worker.stdout).readline()
         with self._turn:
@@ -91,9 +95,19 @@ class Turn:
         self.waited_seconds = time.perf_counter() - start
 
 
-def _start(module: str, message: Any) -> subprocess.Popen[str]:
+def _shared(workers: int) -> Mapping[str, str]:
+    """The environment of one of some workers: its share of the processors compiles, unless a number is set."""
+    share = len(os.sched_getaffinity(0)) // workers
+    return {COMPILERS: str(max(2, share)), **os.environ}
+
+
+def _start(module: str, message: Any, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     worker = subprocess.Popen(
-        [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     _pipe(worker.stdin).write(json.dumps(message) + "\n")
     _pipe(worker.stdin).flush()

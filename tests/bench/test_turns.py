@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from hilore_planner.bench.turns import READY, Workers, in_turn
+import pytest
+
+from hilore_planner.bench.turns import COMPILERS, READY, Workers, _shared, in_turn
 
 SLEEPER = "tests.bench.sleeper"
 LONG = 600
@@ -19,6 +22,14 @@ def test_each_takes_its_turn_and_answers() -> None:
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(workers.answer, [0, 0.1]))
     assert [seconds for seconds, _ in answers] == [0, 0.1]
+
+
+def test_workers_share_the_processors_that_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.delenv(COMPILERS, raising=False)
+    assert [_shared(workers)[COMPILERS] for workers in (1, 5, 14)] == ["16", "3", "2"]
+    monkeypatch.setenv(COMPILERS, "1")
+    assert _shared(5)[COMPILERS] == "1"
 
 
 def test_those_that_are_ended_have_no_answer() -> None:
