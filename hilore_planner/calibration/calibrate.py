@@ -7,16 +7,14 @@ gains are fitted to them: a solver picks what seems to risk least, and of what w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import torch
 
 from hilore_planner.calibration.capture import CapturedUpdate
 from hilore_planner.calibration.estimate import fitted_risks, observations, summed_risks
-from hilore_planner.calibration.fit import spread_of
+from hilore_planner.calibration.fit import upper_factor
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.calibration.progress import shown
@@ -29,9 +27,6 @@ from hilore_planner.partitioner import CutSettings
 
 Batch = Sequence[Any]
 ExposureOf = Callable[[Batch], Exposure]
-
-_SURE = 3.0
-"""Standard deviations, of logarithms, from a typical batch to one that is hardly ever exceeded."""
 
 
 def calibrate(
@@ -49,8 +44,8 @@ def calibrate(
     Args:
         update: what will be compiled: batch tensors in, scalar loss out, one graph. Its weights are those at hand,
             and stay as they are.
-        batches: sample microbatches, each the arguments of one call, all of one shape; eight or more show how much
-            batches differ.
+        batches: sample microbatches, each the arguments of one call, all of one shape. They tell how much batches
+            differ: the more, the smaller the margin.
         exposure: the exposure of a batch's rows; None counts all rows alike.
         options: those the update will be compiled with: ``codecs``, ``head`` and ``checkpoint_tags`` matter.
         depth_buckets: into how many ranges of layers each kind of unit is split.
@@ -97,6 +92,5 @@ def profile_of(sampling: Sampling) -> RiskProfile:
         return raw
     fitted = fitted_risks(raw, seen)
     ratios = seen.unseen_ratios()
-    middle, spread = spread_of(torch.tensor(ratios, dtype=torch.float64))
-    margin = max(1.0, math.exp(middle + _SURE * spread))
+    margin = max(1.0, upper_factor(ratios, len(set(seen.batches.tolist()))))
     return msgspec.structs.replace(fitted, trials=tuple(ratios), margin=margin)

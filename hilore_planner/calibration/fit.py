@@ -17,7 +17,9 @@ The most likely is found by Gauss-Newton steps, each a linear system in as many 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -31,6 +33,11 @@ _NORMAL = 1.4826
 """Standard deviation of Gaussian numbers over the median of their distances from the middle."""
 _SMALL = 1e-3
 """A spread of no account."""
+_CHANCE = 1e-3
+"""That a batch exceeds what :func:`upper_factor` says of it."""
+_USUAL, _USUAL_FREEDOM = 0.3, 4
+"""Standard deviation, of logarithms, that batches and placements had on small trained models, and the number of batches
+that it counts for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,40 @@ def spread_of(ratios: Tensor) -> tuple[float, float]:
         middle = (trusted * logs).sum() / trusted.sum()
         spread = ((trusted * (logs - middle) ** 2).sum() / len(logs)).sqrt()
     return float(middle), float(spread)
+
+
+def upper_factor(ratios: Sequence[float], batches: int) -> float:
+    """What the ratio of a new batch and placement exceeds with a chance of 1 in 1000.
+
+    A bound on the next observation where logarithms are Gaussian: by Student's t with as many degrees of freedom
+    as there are batches to learn from, however many placements each had.
+
+    Args:
+        ratios: measured over predicted squared error, of placements predicted from other batches.
+        batches: how many they are of.
+    """
+    logs = torch.tensor(ratios, dtype=torch.float64).log()
+    freedom = batches - 1 + _USUAL_FREEDOM
+    seen = float(logs.var(correction=0))
+    variance = ((batches - 1) * seen + _USUAL_FREEDOM * _USUAL**2) / freedom
+    spread = math.sqrt(variance * (1 + 1 / batches))
+    return math.exp(float(logs.mean()) + student_quantile(1 - _CHANCE, freedom) * spread)
+
+
+def student_quantile(chance: float, freedom: int) -> float:
+    """Quantile of Student's t, from four degrees of freedom on within 1% to a chance of 0.999.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    """
+    z = NormalDist().inv_cdf(chance)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / float(freedom) ** power for power, term in enumerate(terms))
 
 
 def _trust(away: Tensor, scale: float) -> Tensor:

@@ -51,7 +51,8 @@ class CalibratedRisk:
             can_be_inexact = unit.can_store and unit.can_recompute and sources(self.graph, unit)
             return FIRST_ORDER.inexact_risk(unit, codecs) if can_be_inexact else 0.0
         errors = (self.mean([_error(found, c) for c in self._codecs(codec)]) for codec in codecs)
-        return self.profile.margin * self._rebuilt(found, max(errors, default=0.0))
+        worst = max((self._rebuilt(found, error) for error in errors), default=0.0)
+        return self.profile.margin * worst
 
     def gradient_error(self, solution: Solution) -> float:
         """Relative gradient error of a whole placement on a typical batch."""
@@ -150,7 +151,7 @@ class CalibratedRisk:
         return [_error(found, c) for c in self._codecs(codec)]
 
     def _rebuilt(self, found: ClassRisk, error: float) -> float:
-        return self.profile.additivity * max(found.gains.values()) * error
+        return self.profile.additivity * found.gain_at(error) * error
 
     def _rebuilt_class(self, unit: RecoveryUnit) -> ClassRisk | None:
         return self.profile.find(self.profile.rebuilt, unit.origin.kind, unit.origin.layer)

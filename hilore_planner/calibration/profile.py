@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -11,6 +12,8 @@ from hilore_planner import plan_file
 from hilore_planner.errors import ProfileError
 
 SCHEMA_VERSION = 1
+_SMALLEST = 1e-30
+"""Squared error of no account."""
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -42,9 +45,22 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.first_layer <= layer <= self.last_layer
 
     def gain(self, codec: str) -> float:
-        """The gain for a codec: that of the codec of its family that was measured, or the largest."""
-        same = (gain for known, gain in self.gains.items() if family(known) == family(codec))
-        return next(same, max(self.gains.values()))
+        """The gain for a codec: that of its family which was measured at about its error; the largest if none was."""
+        same = {known: gain for known, gain in self.gains.items() if family(known) == family(codec)}
+        return self._at(self.errors[codec], same) if same else max(self.gains.values())
+
+    def gain_at(self, error: float) -> float:
+        """The gain for an error by any codec."""
+        return self._at(error, self.gains)
+
+    def _at(self, error: float, gains: dict[str, float]) -> float:
+        """That of the measured error next to this one, in proportion; of two as near, of the larger."""
+
+        def away(codec: str) -> tuple[float, float]:
+            measured = max(self.errors.get(codec, 0.0), _SMALLEST)
+            return abs(math.log(measured / max(error, _SMALLEST))), -measured
+
+        return gains[min(gains, key=away)]
 
 
 def family(codec: str) -> str:

@@ -25,6 +25,8 @@ _TRIALS = 6
 """Placements tried on each batch."""
 _DRAWS = 50
 """Placements drawn until one is worth measuring."""
+_PROPORTIONAL = 0.05**2
+"""Squared gradient error up to which a class's error acts in proportion: more than a plan has of all classes."""
 
 
 @dataclass(slots=True)
@@ -34,8 +36,9 @@ class Sampling:
     graph: RecoveryGraph
     codecs: tuple[str, ...]
     """Those that lose something: plain ones, what tiers are made of, and tiers."""
-    probes: tuple[str, ...]
-    """The finest of each family, as gains are a family's; and every tiered one, where errors may not be independent."""
+    ladders: tuple[tuple[str, ...], ...]
+    """What classes are kept by alone, the coarsest first: a family's codecs; and each tiered one, where errors may not
+    be independent."""
     kept: list[UnitClass]
     rebuilt: list[UnitClass]
     steps: Steps
@@ -72,14 +75,14 @@ class Sampling:
             raise OptionError(
                 f"option codecs is {list(names)}; accepted here: at least one that loses something"
             )
-        finest: dict[str, str] = {}
-        for name in sorted(plain, key=lambda name: codec_named(name).relative_error):
-            finest.setdefault(family(name), name)
+        families: dict[str, list[str]] = defaultdict(list)
+        for name in _coarsest_first(plain):
+            families[family(name)].append(name)
         tiers = tuple(name for name in dict.fromkeys(names) if read_tiers(name) is not None)
         return cls(
             graph,
             (*plain, *tiers),
-            (*finest.values(), *tiers),
+            (*map(tuple, families.values()), *((name,) for name in tiers)),
             kept_classes(graph, buckets),
             rebuilt_classes(graph, buckets),
             steps,
@@ -105,13 +108,13 @@ class Sampling:
         self._shares.clear()
         if is_perturbed:
             kept, rebuilt = (sum(map(_is_read, of)) for of in (self.kept, self.rebuilt))
-            self.steps.more(kept * len(self.probes) + 2 * rebuilt)
+            self.steps.more(kept * len(self.ladders) + 2 * rebuilt)
             self._measure_errors(batch)
             for unit_class in self.kept:
-                for codec in self.probes:
-                    self._sample_kept(batch, unit_class, codec)
+                for ladder in self.ladders:
+                    self._sample_kept(batch, unit_class, ladder)
             for unit_class in self.rebuilt:
-                self._sample_rebuilt(batch, unit_class, self.probes[0])
+                self._sample_rebuilt(batch, unit_class)
         self.steps.more(_TRIALS)
         raw = summed_risks(self)
         model = CalibratedRisk(fitted_risks(raw, observations(self, raw)), self.graph)
@@ -148,26 +151,37 @@ class Sampling:
         self.steps.done()
         return self._shares[key]
 
-    def _sample_kept(self, batch: MeasuredBatch, unit_class: UnitClass, codec: str) -> None:
-        units = [unit.name for unit in unit_class.units if (unit.name, codec) in self.errors]
-        if units:
+    def _sample_kept(
+        self, batch: MeasuredBatch, unit_class: UnitClass, ladder: Sequence[str]
+    ) -> None:
+        """The coarsest codec alone where it is in proportion: what feeds an exponential takes ever finer ones."""
+        for codec in ladder:
+            units = [unit.name for unit in unit_class.units if (unit.name, codec) in self.errors]
+            if not units:
+                continue
             error = sum(self.errors[name, codec][-1] for name in units)
-            share = self._share(batch, dict.fromkeys(units, codec)) if _is_read(unit_class) else 0.0
+            is_read = _is_read(unit_class)
+            share = self._share(batch, dict.fromkeys(units, codec)) if is_read else 0.0
             self._sample(batch, unit_class, codec, share, error)
+            if share <= _PROPORTIONAL:
+                break
 
-    def _sample_rebuilt(self, batch: MeasuredBatch, unit_class: UnitClass, codec: str) -> None:
+    def _sample_rebuilt(self, batch: MeasuredBatch, unit_class: UnitClass) -> None:
         """What making units again adds to the effect of their sources' own smaller copies."""
-        of = {source.name for unit in unit_class.units for source in self._sources(unit, codec)}
-        units = [unit for unit in unit_class.units if unit.name not in of]
-        error = sum(self.source_error(unit, codec) for unit in units)
-        if not error:
-            return
-        added = 0.0
-        if _is_read(unit_class):
-            kept = dict.fromkeys(of, codec)
-            alone = self._share(batch, kept)
-            added = max(0.0, self._share(batch, kept, (u.name for u in units)) - alone)
-        self._sample(batch, unit_class, codec, added, error)
+        for codec in _coarsest_first(plain_codecs(self.codecs)):
+            of = {source.name for unit in unit_class.units for source in self._sources(unit, codec)}
+            units = [unit for unit in unit_class.units if unit.name not in of]
+            error = sum(self.source_error(unit, codec) for unit in units)
+            if not error:
+                continue
+            alone = both = 0.0
+            if _is_read(unit_class):
+                kept = dict.fromkeys(of, codec)
+                alone = self._share(batch, kept)
+                both = self._share(batch, kept, (u.name for u in units))
+            self._sample(batch, unit_class, codec, max(0.0, both - alone), error)
+            if both <= _PROPORTIONAL:
+                break
 
     def _sample(
         self, batch: MeasuredBatch, unit_class: UnitClass, codec: str, share: float, error: float
@@ -216,6 +230,10 @@ class Sampling:
 def _is_read(unit_class: UnitClass) -> bool:
     """Whether backward reads the units; others matter only through what is made again from them."""
     return any(unit.readers for unit in unit_class.units)
+
+
+def _coarsest_first(plain: Iterable[str]) -> list[str]:
+    return sorted(plain, key=lambda name: -codec_named(name).relative_error)
 
 
 def plain_codecs(names: Iterable[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from hilore_planner.calibration.capture import CapturedUpdate
 from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch, change_by
 from hilore_planner.calibration.model import CalibratedRisk
-from hilore_planner.calibration.profile import RiskProfile
+from hilore_planner.calibration.profile import ClassRisk, RiskProfile
 from hilore_planner.errors import OptionError, ProfileError, RegionError
 from hilore_planner.grpo.batch import LossBatch
 from hilore_planner.grpo.exposure import Exposure, exposure
@@ -224,3 +224,41 @@ def test_no_batch_is_refused() -> None:
         calibrate(_Odd(""), [], progress=False)
     with pytest.raises(OptionError, match="depth_buckets is 0"):
         calibrate(_Odd(""), [], depth_buckets=0)
+
+
+def test_a_gain_is_that_of_about_the_same_error() -> None:
+    """What feeds an exponential acts far out of proportion where its error is large."""
+    errors = {"int8": 4e-5, "int6": 6e-4, "int4": 1e-2, "fp8_e4m3": 7e-4}
+    gains = {"int4": 1e4, "int6": 50.0, "fp8_e4m3": 60.0}
+    found = ClassRisk("q", 0, 1, 2, gains, errors)
+    assert [found.gain(codec) for codec in errors] == [50.0, 50.0, 1e4, 60.0]
+    assert found.gain_at(5e-4) == 50.0
+    assert found.gain_at(7.5e-4) == 60.0
+    assert found.gain_at(1.0) == 1e4
+    assert found.gain_at(0.0) == 50.0
+
+
+class Sharp(nn.Module):
+    """A softmax of logits of about 30, [8, 128, 64], whose exponentials four bits spoil."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, chosen: Tensor, advantages: Tensor) -> Tensor:
+        exponents = 30 * self.first(x)
+        weights = exponents.exp() / exponents.exp().sum(-1, keepdim=True)
+        loss: Tensor = (self.second(weights).square().mean((1, 2)) * advantages).mean()
+        return loss
+
+
+def test_what_acts_out_of_proportion_is_measured_with_finer_codecs_too() -> None:
+    torch._dynamo.reset()
+    codecs = ["int8", "int6", "int4"]
+    batches = [batch(seed) for seed in range(2)]
+    profile = calibrate(Sharp(), batches, options={"codecs": codecs}, progress=False)
+    gains = {found.kind: found.gains for found in profile.kept}
+    assert gains["first:addmm"].keys() == set(codecs)
+    assert gains["first:addmm"]["int4"] > 3 * gains["first:addmm"]["int8"]
+    assert gains["second:addmm"].keys() == {"int4"}

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hilore_planner.calibration.fit import Observations, spread_of
+from hilore_planner.calibration.fit import (
+    Observations,
+    spread_of,
+    student_quantile,
+    upper_factor,
+)
 
 CLASSES, BATCHES, TRIALS = 40, 8, 4
 
@@ -71,3 +76,37 @@ def test_without_placements_gains_stay() -> None:
     assert factors.tolist() == [1.0] * 3
     assert common == 1.0
     assert none.unseen_ratios() == []
+
+
+@pytest.mark.parametrize(
+    ("chance", "freedom", "known"),
+    [(0.999, 4, 7.173), (0.999, 10, 4.144), (0.999, 30, 3.385), (0.95, 5, 2.015)],
+)
+def test_students_quantiles_are_those_of_the_tables(
+    chance: float, freedom: int, known: float
+) -> None:
+    assert student_quantile(chance, freedom) == pytest.approx(known, rel=0.01)
+
+
+@pytest.mark.parametrize("batches", [4, 8, 16])
+def test_hardly_any_new_batch_is_beyond_the_margin(batches: int) -> None:
+    """Batches that differ as much as measured ones did, or twice as much, and placements within them."""
+    noise = torch.Generator().manual_seed(batches)
+
+    def draw(count: int, spread: float) -> Tensor:
+        of_batches = torch.randn(count, 1, generator=noise)
+        return (spread * (of_batches + torch.randn(count, TRIALS, generator=noise))).exp()
+
+    beyond, times = 0.0, 400
+    for _ in range(times):
+        for spread in (0.2, 0.4):
+            margin = upper_factor(draw(batches, spread).flatten().tolist(), batches)
+            beyond += float((draw(50, spread) > margin).double().mean()) / (2 * times)
+    assert beyond < 2e-3
+
+
+def test_more_batches_need_less_margin() -> None:
+    ratios = [0.8, 1.25] * 8
+    margins = [upper_factor(ratios, batches) for batches in (1, 2, 4, 8, 16)]
+    assert margins == sorted(margins, reverse=True)
+    assert margins[-1] > 1.25
