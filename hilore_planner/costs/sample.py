@@ -1,7 +1,7 @@
 """Work that is timed by itself: one kernel of its own, one chain, or one use of a codec.
 
-A sample is known by its content (ops, shapes, strides, dtypes, other arguments), so that identical layers share it, and
-so do updates. Its inputs are made up: normal numbers, and indices spread over what they index.
+A sample is known by its content (ops, shapes, strides, dtypes, other arguments), so that identical layers and updates
+share it. Its inputs are made up: normal numbers, and indices spread over what they index.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_map
 
+from hilore_planner.costs.indices import index_limit
 from hilore_planner.costs.layout import Layout, layout_of
 from hilore_planner.passes import codecs, compat
 from hilore_planner.passes.chains import Chain
@@ -83,18 +84,41 @@ def node_sample(node: Node) -> Sample:
     inputs = tuple(arg for arg in node.all_input_nodes if tensor(arg) is not None)
     chain, layouts = Chain((node,), inputs, (node,), ()), [layout_of(_value(n)) for n in inputs]
     shapes = [(layout.shape, layout.dtype) for layout in layouts]
+    op: Any = _add if node.target is compat.added_mm() else node.target
 
     def eager(given: Sequence[Tensor]) -> Step:
         args, kwargs = _arguments(node, dict(zip(inputs, given, strict=True)).__getitem__)
-        op: Any = node.target
         return functools.partial(op, *args, **kwargs)
 
+    sample = chain_sample(chain)
+    if op is _add:
+        sample = replace(
+            sample, key=_digest(f"in place {sample.key}"), make=lambda _: _Eager(eager)
+        )
     return replace(
-        chain_sample(chain),
+        sample,
         what=f"{op_name(node)} {', '.join(map(_short, layouts))}",
         shape_key=_digest(f"{_text(chain)} {shapes}"),
         eager=eager,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Eager:
+    """Runs an operator as it is."""
+
+    step: Callable[[Sequence[Tensor]], Step]
+
+    def wait(self) -> None:
+        """Nothing is compiled."""
+
+    def __call__(self, given: list[Tensor]) -> object:
+        return self.step(given)()
+
+
+def _add(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """A product added to a total in its own memory, as in a program; scaled, so that the total never grows."""
+    compat.add_product(total, left, right, beta=0.5, alpha=0.5 / left.shape[1])
 
 
 def chain_sample(chain: Chain) -> Sample:
@@ -103,7 +127,7 @@ def chain_sample(chain: Chain) -> Sample:
     names = list(dict.fromkeys(op_name(node) for node in chain.nodes if not _is_tie(node)))
     values = [value for node in chain.outputs if (value := tensor(node)) is not None]
     written = [_short(layout_of(value)) for value in values]
-    limit = functools.partial(_index_limit, chain)
+    limit = functools.partial(index_limit, chain)
     return Sample(
         key=_digest(f"{_text(chain)} {layouts}"),
         what=f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''} -> {', '.join(written[:2])}",
@@ -249,31 +273,3 @@ def _tensors_of(graph: Graph, node: Node, copy: Node) -> Iterator[Node]:
     for place, value in enumerate(node.meta["val"]):
         if place in used and isinstance(value, Tensor):
             yield graph.call_function(operator.getitem, (copy, place))
-
-
-def _index_limit(chain: Chain) -> int:
-    """Below which any integer may index whatever the chain looks up or scatters into."""
-    sizes = [
-        compat.hint(size) for node in chain.nodes for size in _indexed_sizes(node) if size != 0
-    ]
-    return min(sizes, default=2)
-
-
-def _indexed_sizes(node: Node) -> Sequence[Any]:
-    shape = _shape(node.args[0]) if node.args else ()
-    name = op_name(node)
-    if name in ("gather", "scatter", "scatter_add", "index_select", "index_add"):
-        return [shape[node.args[1]]] if shape else ()  # type: ignore[index]
-    if name == "embedding":
-        return shape[:1]
-    if name == "embedding_dense_backward":
-        return [node.args[2]]
-    if name.removeprefix("_unsafe_").removeprefix("masked_").startswith("index"):
-        indices: Any = node.args[2 if "masked" in name else 1]
-        return [size for size, index in zip(shape, indices, strict=False) if index is not None]
-    return ()
-
-
-def _shape(argument: Any) -> Sequence[Any]:
-    value = tensor(argument) if isinstance(argument, Node) else None
-    return () if value is None else value.shape

@@ -27,7 +27,8 @@ from hilore_planner.costs.table import OUT_OF_MEMORY, Entry, tried
 _WARM_SECONDS = 0.5
 """How long the load runs before anything is timed: power limits follow within some tenths of a second."""
 _STRETCH_NS = 1_000_000
-"""The load before a call lasts as long as that, and no less than the call."""
+_STRETCH_CALLS = 3
+"""The load before a call lasts as long as that, and as so many of the call: it, not the call, must set the clock."""
 _ROUNDS = 7
 _CALLS_PER_COPY = 8
 """As often the copy is timed by itself."""
@@ -178,7 +179,7 @@ class _Rounds:
         """Events around a copy, and a call behind it, after a stretch of the load."""
         cuda: Any = torch.cuda
         start, end = (cuda.Event(enable_timing=True) for _ in range(2))
-        self._load.run(max(_STRETCH_NS, call.about_ns if call else 0))
+        self._load.run(max(_STRETCH_NS, _STRETCH_CALLS * call.about_ns if call else 0))
         if self._load.is_host_bound:
             cuda._sleep(_PAUSE_CYCLES)
         start.record()

@@ -31,11 +31,18 @@ from hilore_planner.passes.compat_compile import (
     observe_compiled_graphs,
     start_compilers,
 )
-from hilore_planner.passes.compat_ops import added_mm, held_after, used_by, wide_mm
+from hilore_planner.passes.compat_ops import (
+    add_product,
+    added_mm,
+    held_after,
+    used_by,
+    wide_mm,
+)
 
 __all__ = [
     "WHOLE_COPIES",
     "CustomPartitionerFn",
+    "add_product",
     "added_mm",
     "compile_alone",
     "compile_fx",

@@ -76,6 +76,19 @@ def added_mm() -> Any:
     return _lowered(torch.ops.hilore.added_mm.default, _lower_added_mm)
 
 
+def add_product(
+    total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float, alpha: float
+) -> None:
+    """``beta · total + alpha · left · right`` in ``total``'s own memory: the call that :func:`added_mm` becomes."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right, beta=beta, alpha=alpha)
+    elif left.is_cuda:
+        wide: Any = torch.ops.aten.addmm.dtype_out
+        wide(total, left, right, total.dtype, beta=beta, alpha=alpha, out=total)
+    else:
+        total.addmm_(left.float(), right.float(), beta=beta, alpha=alpha)
+
+
 @functools.cache
 def wide_mm() -> Any:
     """The operator ``wide_mm(left, right)``: the product of half-precision matrices, not rounded to their dtype.

@@ -18,7 +18,8 @@ from hilore_planner.errors import OptionError
 from hilore_planner.options import Options
 from hilore_planner.passes import compat
 from hilore_planner.passes.cost import Roofline
-from hilore_planner.planning import PlannedRegion, plan_region, pose
+from hilore_planner.planning import PlannedRegion, plan_region
+from hilore_planner.posing import RegionProblems, pose
 from hilore_planner.region import Surroundings, surroundings
 from tests.costs.ready import Ready
 from tests.passes.joint import cut, trace_update
@@ -57,7 +58,7 @@ def options(costs: object) -> Options:
 def planned(around: Surroundings, costs: object) -> PlannedRegion:
     traced = trace_update(seeded(Block), torch.randn(2, 64, 64, requires_grad=True))
     asked = options(costs)
-    posed = pose(traced.joint(), around, asked, costs_for(asked, around))
+    posed = pose(traced.joint(), RegionProblems(around, asked, costs_for(asked, around)))
     return plan_region(posed, region="toy", aim=Aim(2**30))
 
 

@@ -63,6 +63,24 @@ def test_a_kernel_of_its_own_is_called_without_compiling_it() -> None:
     assert chain_sample(softmaxed()[0]).eager is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_that_is_added_is_timed_in_the_totals_own_memory(dtype: torch.dtype) -> None:
+    hand = HandMade()
+    total = hand.input("total", 8, 4)
+    left, right = hand.input("left", 8, 16, dtype=dtype), hand.input("right", 16, 4, dtype=dtype)
+    added = node_sample(hand.call(compat.added_mm(), total, left, right))
+    given = [layout.made_up(torch.device("cpu")) for layout in added.inputs()]
+    start, product = given[0].clone(), given[1].float() @ given[2].float()
+    work = added.make(given)
+    work.wait()
+    for _ in range(2):
+        work(list(given))
+    expected = 0.25 * start + 1.5 * 0.5 / 16 * product
+    assert torch.allclose(given[0], expected, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert added.eager is not None
+    assert added.what.startswith("added_mm float32[8,4]")
+
+
 def run(sample: Sample, given: list[torch.Tensor]) -> list[torch.Tensor]:
     result: Any = sample.make(given)(list(given))
     return list(result)
