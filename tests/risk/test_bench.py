@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 
 from hilore_planner.bench.risk.allocate import Form, allocate
 from hilore_planner.bench.risk.plans import unscaled_e4m3
+from hilore_planner.bench.risk.processes import Processes
 from hilore_planner.bench.risk.setting import risk_setting_named
 from hilore_planner.bench.risk.summary import summary
 from hilore_planner.bench.risk.task import exposure_of, microbatch, new_model, train
@@ -109,3 +113,15 @@ def test_unknown_settings_are_refused() -> None:
         OptionError, match="unknown setting 'large'; accepted: tiny, small, trained"
     ):
         risk_setting_named("large")
+
+
+def test_a_process_does_one_job_after_another() -> None:
+    with contextlib.closing(Processes("tests.risk.echo", os.environ)) as processes:
+        first, second = (processes.answer({"job": job}) for job in (1, 2))
+        assert [first["job"], second["job"]] == [1, 2]
+        assert first["process"] == second["process"]
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(processes.answer, {}).result()["process"] != first["process"]
+        lost = processes.answer({"end": True})
+        assert lost == {"error": "the process ended with status 3, without an answer"}
+        assert processes.answer({"job": 3})["process"] != first["process"]

@@ -1,10 +1,9 @@
-"""Train, calibrate, plan, and measure every plan in a process of its own."""
+"""Train, calibrate, plan, and measure the plans in processes side by side."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from hilore_planner.bench.risk.plans import (
     papers_errors,
     papers_units,
 )
+from hilore_planner.bench.risk.processes import Processes
 from hilore_planner.bench.risk.setting import RiskSetting
 from hilore_planner.bench.risk.task import exposure_of, new_model, train
 from hilore_planner.bench.risk.worker import PROFILE, WEIGHTS, WINNER_PROFILE, Subject
@@ -40,7 +40,7 @@ SPREAD_LEVELS = ("int8", "int6")
 _HELD_OUT = 10_000
 """First seed of microbatches that no calibration saw."""
 _FEW = 8
-"""Held-out microbatches that each plan is measured on."""
+"""Held-out microbatches that the paper's rule is measured on, op by op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,9 @@ def bench_risk(setting: RiskSetting, *, device: str, side_by_side: int) -> Itera
         yield same | _calibrated(subject, folder / PROFILE, one_winner=False) | trained
         usual = Candidates.of(subject, folder)
         common = {"folder": name, "setting": setting.name, "device": device}
-        run = partial(_measured, common=common, environment=_environment(side_by_side))
-        with ThreadPoolExecutor(side_by_side) as pool:
+        processes = Processes("hilore_planner.bench.risk.worker", _environment(side_by_side))
+        run = partial(_measured, common=common, processes=processes)
+        with contextlib.closing(processes), ThreadPoolExecutor(side_by_side) as pool:
             running = [pool.submit(run, job) for job in _solved(usual)]
             # Meanwhile, as compiling leaves the device idle.
             yield same | _calibrated(subject, folder / WINNER_PROFILE, one_winner=True) | trained
@@ -134,17 +135,17 @@ def _solved(usual: Candidates) -> Iterator[Job]:
     setting = usual.subject.setting
     cap: Row = {"cap_bytes": tight.problem.memory_cap_bytes}
 
-    def solved(variant: str, budget: float, microbatches: int, kind: str = "plan") -> Job:
+    def solved(variant: str, budget: float, kind: str = "plan") -> Job:
         message = {"kind": kind, "solve": str(path), "plan": str(usual.folder / variant)}
-        message |= {"gradient_error": budget} | _measuring(usual, microbatches)
+        message |= {"gradient_error": budget} | _measuring(usual)
         return Job({"variant": variant, "gradient_error": budget} | cap, message, usual)
 
-    yield solved("policy update", BUDGET, setting.held_out, "policy")
-    yield solved("held out", BUDGET, setting.held_out)
+    yield solved("policy update", BUDGET, "policy")
+    yield solved("held out", BUDGET)
     # A plan keeps its budget on nearly every batch: on a typical one it is below, by the margin.
     margin = usual.profile.margin**0.5
     for error in setting.solved_errors:
-        yield solved(f"solved for {error:g}", error * margin, _FEW)
+        yield solved(f"solved for {error:g}", error * margin)
 
 
 def _spread(usual: Candidates) -> Iterator[Job]:
@@ -160,7 +161,7 @@ def _given(candidates: Candidates, variant: str, plan: PlacementPlan) -> Job:
     plan.save(path)
     message = {"kind": "plan", "plan": str(path), "gradient_error": plan.problem.gradient_error}
     row = {"variant": variant, "gradient_error": None}
-    return Job(row, message | _measuring(candidates, _FEW), candidates)
+    return Job(row, message | _measuring(candidates), candidates)
 
 
 def _tiers(winner: Candidates) -> Iterator[Job]:
@@ -180,11 +181,12 @@ def _tiers(winner: Candidates) -> Iterator[Job]:
     yield _given(winner, "bytes of the paper's rule, by exposure", plan)
 
 
-def _measuring(candidates: Candidates, microbatches: int) -> dict[str, Any]:
+def _measuring(candidates: Candidates) -> dict[str, Any]:
+    held_out = candidates.subject.setting.held_out
     return {
         "profile": str(candidates.profile_path),
         "codecs": list(candidates.codecs),
-        "seeds": list(range(_HELD_OUT, _HELD_OUT + microbatches)),
+        "seeds": list(range(_HELD_OUT, _HELD_OUT + held_out)),
         "one_winner": candidates.one_winner,
     }
 
@@ -201,19 +203,10 @@ def _papers_rule(winner: Candidates) -> Row:
     return row
 
 
-def _measured(job: Job, common: dict[str, Any], environment: dict[str, str]) -> Row:
-    """Run a job in a process of its own; a job that fails gives a row with ``error``."""
+def _measured(job: Job, common: dict[str, Any], processes: Processes) -> Row:
+    """Have a job done; one that fails gives a row with ``error``."""
     start = time.perf_counter()
-    worker = subprocess.run(
-        [sys.executable, "-m", "hilore_planner.bench.risk.worker"],
-        input=json.dumps(job.message | common) + "\n",
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    lines = [line for line in worker.stdout.splitlines() if line.startswith("{")]
-    answer = json.loads(lines[-1]) if lines else {"error": "the process ended without an answer"}
+    answer = processes.answer(job.message | common)
     row = job.row | answer | {"seconds": round(time.perf_counter() - start, 1)}
     if norms := row.pop("squared_gradient_norms", None):
         row["measured_gradient_error"] = _over_batches(row["measured_gradient_errors"], norms)

@@ -20,7 +20,7 @@ class RiskSetting:
         groups: of eight responses in a microbatch.
         train_steps: updates on the synthetic task before anything is measured.
         calibration_batches: given to ``hilore.calibrate``; each class is made inexact alone on ``perturbed_batches``.
-        held_out: microbatches that no calibration saw, for the plan of the budget 0.015.
+        held_out: microbatches that no calibration saw, on which every plan is measured.
         solved_errors: typical gradient errors that plans are solved for.
         spread_errors: the same for plans that store or compress, and recompute nothing.
         room: of the memory between the smallest feasible cap and everything stored, what plans get.
@@ -74,7 +74,7 @@ RISK_SETTINGS = {
         RiskSetting(
             *("small", _shape(256, 768, 4, 8), 256, 2, 32, 224),
             train_steps=1500,
-            calibration_batches=6,
+            calibration_batches=16,
             perturbed_batches=2,
             held_out=52,
             solved_errors=(0.004, 0.008, 0.015, 0.03),
@@ -83,7 +83,7 @@ RISK_SETTINGS = {
         RiskSetting(
             *("trained", _shape(512, 2048, 4, 8), 512, 2, 64, 448),
             train_steps=1200,
-            calibration_batches=8,
+            calibration_batches=16,
             perturbed_batches=2,
             held_out=52,
             solved_errors=(0.002, 0.004, 0.008, 0.0125, 0.02, 0.03, 0.045),

@@ -1,4 +1,4 @@
-"""One job of the risk benchmark, in a process of its own: compile plans, and measure their gradients on microbatches.
+"""Jobs of the risk benchmark, one after another: compile plans, and measure their gradients on microbatches.
 
 The exact gradient is eager autograd's: in fp32 it differs from a compiled one by rounding, far below any plan's error.
 """
@@ -145,18 +145,20 @@ def _choosing_ms(policy: PolicyUpdate, batches: Sequence[tuple[torch.Tensor, ...
 
 
 def main() -> None:
-    """Read one job from standard input, answer on standard output."""
-    job = json.loads(sys.stdin.readline())
-    row: dict[str, Any] = {}
-    try:
-        subject = Subject.load(
-            Path(job["folder"]), RISK_SETTINGS[job["setting"]], torch.device(job["device"])
-        )
-        measure = measure_policy if job["kind"] == "policy" else measure_plan
-        row = measure(subject, job)
-    except Exception as error:
-        row["error"] = f"{type(error).__name__}: {error}"[:1500]
-    print(json.dumps(row), flush=True)
+    """Read a job a line from standard input, answer with a line on standard output."""
+    for line in sys.stdin:
+        job = json.loads(line)
+        row: dict[str, Any] = {}
+        try:
+            subject = Subject.load(
+                Path(job["folder"]), RISK_SETTINGS[job["setting"]], torch.device(job["device"])
+            )
+            measure = measure_policy if job["kind"] == "policy" else measure_plan
+            row = measure(subject, job)
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {error}"[:1500]
+        print(json.dumps(row), flush=True)
+        torch._dynamo.reset()
 
 
 if __name__ == "__main__":
