@@ -19,7 +19,7 @@ import torch
 
 from hilore_planner.attempt import Attempt, corrected, fastest, is_repeated
 from hilore_planner.checking import dry_peak
-from hilore_planner.correction import Aim, settled
+from hilore_planner.correction import Aim, Correction, settled
 from hilore_planner.errors import InfeasibleError, NoPlacementError, PlanFileError
 from hilore_planner.kept import KeptPlans, Known
 from hilore_planner.partitioner import CutSettings, HilorePartitioner, Planner
@@ -89,8 +89,10 @@ class RegionCompiler:
         Tying every step follows the estimate more closely, but keeps Inductor from fusing: it comes last.
         """
         tried: list[Attempt] = []
+        margin = Correction(self.around.margin_bytes(self.cap_bytes))
         for is_strict, rounds in ((False, LOOSE_ROUNDS), (True, STRICT_ROUNDS)):
-            tried += self._rounds_for(Aim(self.cap_bytes, is_strict=is_strict), rounds, tried)
+            aim = Aim(self.cap_bytes, is_strict=is_strict, correction=margin)
+            tried += self._rounds_for(aim, rounds, tried)
             if not tried or self._is_final(tried[-1]) or fastest(tried, self.cap_bytes):
                 break
         return tried
@@ -122,10 +124,13 @@ class RegionCompiler:
             return aim, self._attempt(aim, tried)
         except NoPlacementError as error:
             least_bytes = error.smallest_feasible_cap_bytes
-        if not tried or least_bytes is None or fastest(tried, self.cap_bytes) is not None:
+        if least_bytes is None or fastest(tried, self.cap_bytes) is not None:
             return None
-        # The difference found may be that of one plan only: look what the nearest plan really takes.
-        aim = replace(aim, correction=aim.correction.eased(least_bytes - self.cap_bytes))
+        missing_bytes = least_bytes - self.cap_bytes
+        if not tried and missing_bytes > aim.correction.everywhere_bytes:
+            return None
+        # The margin may be too wide, and the difference found that of one plan only: look what the nearest plan takes.
+        aim = replace(aim, correction=aim.correction.eased(missing_bytes))
         with contextlib.suppress(NoPlacementError):
             return aim, self._attempt(aim, tried)
         return None

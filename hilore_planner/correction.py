@@ -22,36 +22,41 @@ from hilore_planner.solvers.problem import PlacementProblem
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Bytes to add to the estimate at each position; empty: nothing anywhere.
+    """Bytes to add to the estimate at each position.
 
     Attributes:
-        shift_bytes: the difference found on the last compiled plan.
+        everywhere_bytes: at every position alike.
+        shift_bytes: beyond that, the difference found on the last compiled plan; empty: nothing anywhere.
         least_bytes: of the shift, because some plan was above the cap there with less. Without it two plans that
             are wrong in opposite ways would take turns.
     """
 
+    everywhere_bytes: int = 0
     shift_bytes: tuple[int, ...] = ()
     least_bytes: tuple[int | None, ...] = ()
 
     @property
     def key(self) -> str:
         """Short text that tells one correction from another."""
-        return hashlib.sha256(repr(self.shift_bytes).encode()).hexdigest()[:16]
+        added = (self.everywhere_bytes, self.shift_bytes)
+        return hashlib.sha256(repr(added).encode()).hexdigest()[:16]
 
     def applied(self, problem: PlacementProblem) -> PlacementProblem:
         """The problem with every position shifted."""
-        if not self.shift_bytes:
-            return problem
         positions = tuple(
             replace(position, fixed_bytes=max(0, position.fixed_bytes + shift))
-            for position, shift in zip(problem.positions, self.shift_bytes, strict=True)
+            for position, shift in zip(
+                problem.positions, self._shifts(len(problem.positions)), strict=True
+            )
         )
         return replace(problem, positions=positions)
 
+    def _shifts(self, count: int) -> tuple[int, ...]:
+        return tuple(self.everywhere_bytes + shift for shift in self.shift_bytes or (0,) * count)
+
     def eased(self, size_bytes: int) -> Correction:
         """Less by so much at every position, for once: to try a placement that does not quite fit."""
-        shifts = tuple(shift - size_bytes for shift in self.shift_bytes)
-        return replace(self, shift_bytes=shifts)
+        return replace(self, everywhere_bytes=self.everywhere_bytes - size_bytes)
 
     def after(self, plan: PlacementPlan, peak: StepPeak, *, beyond_bytes: int = 0) -> Correction:
         """The correction that one more compiled plan leads to.
@@ -69,7 +74,7 @@ class Correction:
         for size, estimate, before, least in zip(
             held_bytes(plan, peak),
             estimated,
-            self.shift_bytes or (0,) * count,
+            self._shifts(count),
             self.least_bytes or (None,) * count,
             strict=True,
         ):
@@ -78,7 +83,7 @@ class Correction:
                 least = shift if least is None else max(least, shift)
             leasts.append(least)
             shifts.append(shift if least is None else max(shift, least))
-        return Correction(tuple(shifts), tuple(leasts))
+        return Correction(shift_bytes=tuple(shifts), least_bytes=tuple(leasts))
 
 
 NO_CORRECTION = Correction()

@@ -28,6 +28,9 @@ STATES_PER_PARAMETER = {
 }
 """Tensors of a parameter's size that an optimizer makes at its first step."""
 
+_MISSED = 0.01
+"""Share of the room under a cap that an estimate may miss on a GPU: its allocator hands out blocks, not tensors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -60,6 +63,12 @@ class Surroundings:
         Which, depends on what else the process allocated before; a few such blocks are always there.
         """
         return 4 * 2**20 if self.device.type == "cuda" else 0
+
+    def margin_bytes(self, cap_bytes: int) -> int:
+        """How much less than a cap an estimate should take for its code to stay under it: nothing on the CPU."""
+        if self.device.type != "cuda":
+            return 0
+        return self.slack_bytes + max(0, round(_MISSED * (cap_bytes - self.base_bytes)))
 
     @property
     def slug(self) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from hilore_planner.attempt import Attempt
 from hilore_planner.compiling import RegionCompiler
-from hilore_planner.correction import Aim, settled
+from hilore_planner.correction import Aim, Correction, settled
 from hilore_planner.errors import InfeasibleError
 from hilore_planner.kept import KeptPlans, Known
 from hilore_planner.partitioner import CutSettings, Planner
@@ -19,6 +19,7 @@ from hilore_planner.passes import compat
 from hilore_planner.peak import StepPeak, Timeline
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.region import surroundings
+from hilore_planner.solvers import replay
 from tests.plan_cases import MIB, toy_plan
 
 PLAN = toy_plan()
@@ -143,3 +144,36 @@ def test_a_plan_for_another_cap_is_one_for_this_cap_too() -> None:
         assert found.solution.peak_bytes <= cap_bytes
         assert found.solution.placement == PLAN.solution.placement
         assert found.solution.status == "feasible"
+
+
+def test_on_a_gpu_the_first_placement_leaves_a_margin_unless_nothing_fits_then(
+    kept: KeptPlans,
+) -> None:
+    aims: list[Aim] = []
+
+    def planner(aim: Aim, plan: PlacementPlan | None) -> Any:
+        aims.append(aim)
+
+    on_cpu = surroundings([torch.ones(1)])
+    on_gpu = replace(on_cpu, device=torch.device("cuda"))
+    roomy, tight = ESTIMATE + MIB, ESTIMATE - MIB
+    assert on_cpu.margin_bytes(roomy) == 0 < MIB < on_gpu.margin_bytes(roomy)
+    # Scripted: of a peak of 0 it says that ESTIMATE is the least.
+    for cap_bytes, peaks in ((roomy, [ESTIMATE]), (tight, [0, tight])):
+        compiler = _compiler(kept, cap_bytes, loose=peaks)
+        assert replace(compiler, around=on_gpu, planner=planner).run().peak_bytes <= cap_bytes
+    added_bytes = [aim.correction.everywhere_bytes for aim in aims]
+    margins = [on_gpu.margin_bytes(cap_bytes) for cap_bytes in (roomy, tight)]
+    assert added_bytes == [*margins, margins[-1] - MIB]
+
+
+def test_a_margin_is_no_difference_that_is_found() -> None:
+    margin = Correction(MIB)
+    problem = margin.applied(PLAN.problem)
+    roomy = replace(PLAN, problem=problem)
+    before, after = (replay(p, PLAN.solution.placement) for p in (PLAN.problem, problem))
+    assert after.peak_bytes == before.peak_bytes + MIB
+    assert margin.eased(MIB).applied(PLAN.problem) == PLAN.problem
+    found = Correction().after(PLAN, _peak(ESTIMATE))
+    assert margin.after(roomy, _peak(ESTIMATE)) == found
+    assert any(found.shift_bytes)
