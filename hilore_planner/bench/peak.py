@@ -52,6 +52,7 @@ class Runs:
 def bench_peak(settings: Sequence[Setting], *, rungs: int, runs: Runs) -> Iterator[list[Row]]:
     """All rows of a setting so far, whenever there is one more: the ends of its ladders, then their rungs."""
     climbs = {setting.name: Climb(setting, rungs) for setting in settings}
+    queue = Queue(list(climbs), runs.side_by_side)
     for row in runs.known():
         if row["setting"] in climbs:
             climbs[row["setting"]].add(row)
@@ -59,12 +60,34 @@ def bench_peak(settings: Sequence[Setting], *, rungs: int, runs: Runs) -> Iterat
     def then(row: Row) -> list[Job]:
         climb = climbs[row["setting"]]
         climb.add(row)
-        return climb.next_jobs()
+        queue.free += 1
+        return queue.taken(climb.next_jobs())
 
-    first = [job for climb in climbs.values() for job in climb.next_jobs()]
+    first = queue.taken([job for climb in climbs.values() for job in climb.next_jobs()])
     yield from (climb.ordered_rows() for climb in climbs.values() if climb.rows)
     for row in run_as_ready(first, then, device=runs.device, side_by_side=runs.side_by_side):
         yield climbs[row["setting"]].ordered_rows()
+
+
+@dataclass(slots=True)
+class Queue:
+    """Jobs that wait for one of the ``free`` processes.
+
+    Those of earlier settings come first, so that what is cut short leaves whole ladders; while one's ends are looked
+    for, others climb.
+    """
+
+    order: Sequence[str]
+    free: int
+    _waiting: list[Job] = field(default_factory=list)
+
+    def taken(self, new: Sequence[Job]) -> list[Job]:
+        """With ``new`` ones behind those that wait: the jobs to start now."""
+        waiting = [*self._waiting, *new]
+        waiting.sort(key=lambda job: self.order.index(job.setting.name))
+        started, self._waiting = waiting[: self.free], waiting[self.free :]
+        self.free -= len(started)
+        return started
 
 
 _Cell = tuple[str, int | None]

@@ -155,6 +155,19 @@ def test_a_ladder_is_climbed_and_a_rung_slower_than_a_smaller_cap_is_compiled_ag
     ]
 
 
+def test_ladders_of_earlier_settings_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak_bench, "run_as_ready", _tried)
+    settings = [Setting(name, "tiny", 1, 1, 1) for name in ("first", "second")]
+    parts = list(bench_peak(settings, rungs=3, runs=Runs("cpu", 1)))
+    assert [part[0]["setting"] for part in parts] == ["first"] * 10 + ["second"] * 9
+    several = peak_bench.Queue(["first", "second"], 2)
+    jobs = [Job(setting, Variant("eager", "eager-gc")) for setting in reversed(settings)]
+    assert several.taken([jobs[0]]) == [jobs[0]]  # nothing else is there yet
+    assert several.taken([*jobs, jobs[1]]) == [jobs[1]]
+    several.free += 2
+    assert several.taken([]) == [jobs[1], jobs[0]]
+
+
 def test_a_rung_is_overtaken_by_what_fits_and_is_faster_or_as_fast_and_smaller() -> None:
     row = _cell(100, 90, 1.0, added_ns=5)
     for peak, added_ns, expected in ((80, 5, True), (90, 4, True), (90, 5, False), (101, 4, False)):
