@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from hilore_planner.bench.risk.allocate import STORE, with_placement
-from hilore_planner.bench.runner import Job, Row, run_jobs
+from hilore_planner.bench.runner import Job, Row, run_led
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.solvers.problem import compress_action
@@ -29,28 +30,27 @@ def bench_updates(
     for setting in settings:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "stored.json"
-            job = Job(setting, _variant(_STORED, _ANY_ERROR), path)
-            (stored,) = run_jobs([job], device=device, side_by_side=1)
-            yield stored
-            if "error" not in stored:
-                jobs = _jobs(setting, PlacementPlan.load(path), codecs, Path(folder))
-                yield from run_jobs(jobs, device=device, side_by_side=side_by_side)
+            stored = Job(setting, _variant(_STORED, _ANY_ERROR), path)
+            then = partial(_jobs, setting, path, codecs)
+            yield from run_led(stored, then, device=device, side_by_side=side_by_side)
 
 
 def _variant(name: str, gradient_error: float) -> Variant:
     return Variant(name, "hilore", gradient_error=gradient_error, costs="roofline")
 
 
-def _jobs(
-    setting: Setting, stored: PlacementPlan, codecs: Sequence[str], folder: Path
-) -> list[Job]:
+def _jobs(setting: Setting, path: Path, codecs: Sequence[str]) -> list[Job]:
+    """None where there is no plan that stores."""
+    if not path.exists():
+        return []
+    stored = PlacementPlan.load(path)
     plans = {f"everything by {codec}": everything_by(stored, codec) for codec in codecs}
     plans |= {_AGAIN: stored}
     jobs = []
     for name, plan in plans.items():
-        path = folder / f"{name}.json"
-        plan.save(path)
-        jobs.append(Job(setting, _variant(name, plan.problem.gradient_error), path))
+        file = path.with_name(f"{name}.json")
+        plan.save(file)
+        jobs.append(Job(setting, _variant(name, plan.problem.gradient_error), file))
     return jobs
 
 

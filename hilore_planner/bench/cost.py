@@ -1,9 +1,9 @@
 """``hilore bench cost``: are times predicted rightly? Predicted against measured updates over a ladder of caps.
 
 For each setting the update is first compiled with all the memory it likes, alone, so that costs are measured on a quiet
-device. Then it is compiled by plain Inductor, for comparison, and for every rung of the ladder, exact and compressed;
-each is timed, and a plan's time beyond the predicted is attributed to kernels. Predicted is the device's time, so that
-measured is that of updates queued one after another.
+device. Then it is compiled by plain Inductor, for comparison, and for every rung of the ladder, exact and compressed.
+When all are compiled, each is timed, and a plan's time beyond the predicted is attributed to kernels. Predicted is the
+device's time, so that measured is that of updates queued one after another.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hilore_planner.bench.peak import COMPRESSED_ERROR, estimated_caps
-from hilore_planner.bench.runner import Job, Row, run_jobs
+from hilore_planner.bench.runner import Job, Row, run_led
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.plan import PlacementPlan
 
@@ -31,18 +32,18 @@ def bench_cost(
     for setting in settings:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "whole.json"
-            whole = _variant("hilore uncapped", None, COMPRESSED_ERROR, costs)
-            yield from _measured([Job(setting, whole, file)], device)
-            jobs = [Job(setting, Variant("inductor", "inductor"))]
-            if file.exists():
-                jobs += _ladder(setting, PlacementPlan.load(file), rungs, costs, Path(folder))
-            for start in range(0, len(jobs), side_by_side):
-                yield from _measured(jobs[start : start + side_by_side], device)
+            whole = Job(setting, _variant("hilore uncapped", None, COMPRESSED_ERROR, costs), file)
+            then = partial(_others, setting, file, rungs, costs)
+            for row in run_led(whole, then, device=device, side_by_side=side_by_side):
+                yield row | _ratio(row)
 
 
-def _measured(jobs: Sequence[Job], device: str) -> Iterator[Row]:
-    for row in run_jobs(jobs, device=device, side_by_side=len(jobs)):
-        yield row | _ratio(row)
+def _others(setting: Setting, whole: Path, rungs: int, costs: str) -> list[Job]:
+    """Plain Inductor, and the ladder under a plan that has all the memory it likes, if there is one."""
+    jobs = [Job(setting, Variant("inductor", "inductor"))]
+    if whole.exists():
+        jobs += _ladder(setting, PlacementPlan.load(whole), rungs, costs, whole.parent)
+    return jobs
 
 
 def _ladder(

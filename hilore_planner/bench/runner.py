@@ -66,11 +66,36 @@ def run_as_ready(
         workers.end()
 
 
-def _run_group(jobs: Sequence[Job], device: str) -> Iterator[Row]:
-    start = time.monotonic()
-    answers = in_turn(_WORKER, [_message(job, device) for job in jobs])
-    for job, answer in zip(jobs, answers, strict=True):
-        row = answer or _lost(job)
+def run_led(
+    lead: Job, then: Callable[[], Sequence[Job]], *, device: str, side_by_side: int
+) -> Iterator[Row]:
+    """Rows of a job, and of those that ``then`` gives once it has compiled: they compile before any is measured.
+
+    Where they are more than ``side_by_side``, the others follow, group by group.
+    """
+    jobs: list[Job] = []
+
+    def beside() -> list[Job]:
+        jobs.extend(then())
+        return jobs[:side_by_side]
+
+    yield from _run_group([lead], device, beside)
+    yield from run_jobs(jobs[side_by_side:], device=device, side_by_side=side_by_side)
+
+
+def _run_group(
+    jobs: Sequence[Job], device: str, then: Callable[[], Sequence[Job]] = tuple
+) -> Iterator[Row]:
+    start, all_jobs = time.monotonic(), list(jobs)
+
+    def messages() -> list[dict[str, Any]]:
+        more = then()
+        all_jobs.extend(more)
+        return [_message(job, device) for job in more]
+
+    answers = in_turn(_WORKER, [_message(job, device) for job in jobs], messages)
+    for place, answer in enumerate(answers):
+        row = answer or _lost(all_jobs[place])
         _say(row, start)
         yield row
 

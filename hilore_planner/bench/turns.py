@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import IO, Any
@@ -21,17 +21,37 @@ COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 """Environment variable: processes that compile kernels for one worker."""
 
 
-def in_turn(module: str, messages: Sequence[Any]) -> Iterator[Any]:
-    """Start a worker for each message, wait until all are ready, and yield their answers; None of one that was lost."""
-    environment = _shared(len(messages))
-    workers = [_start(module, message, environment) for message in messages]
+def in_turn(
+    module: str, messages: Sequence[Any], then: Callable[[], Sequence[Any]] = tuple
+) -> Iterator[Any]:
+    """Start a worker for each message, wait until all are ready, and yield their answers; None of one that was lost.
+
+    Before that, those are started and waited for whose messages ``then`` gives: it is asked once the first are ready.
+    """
+    workers: list[subprocess.Popen[str]] = []
     try:
-        with ThreadPoolExecutor(len(workers)) as waiting:
-            lines = list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), workers))
+        lines = _ready_lines(_started(module, messages, workers))
+        lines += _ready_lines(_started(module, then(), workers))
         for worker, line in zip(workers, lines, strict=True):
             yield _answer(worker, line)
     finally:
         _end(workers)
+
+
+def _started(
+    module: str, messages: Sequence[Any], workers: list[subprocess.Popen[str]]
+) -> list[subprocess.Popen[str]]:
+    """A worker for each message; they join the ``workers``, so that they are ended with them."""
+    environment = _shared(max(1, len(messages)))
+    started = [_start(module, message, environment) for message in messages]
+    workers += started
+    return started
+
+
+def _ready_lines(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """What workers say first, once all have."""
+    with ThreadPoolExecutor(max(1, len(workers))) as waiting:
+        return list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), workers))
 
 
 class Workers:
