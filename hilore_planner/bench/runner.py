@@ -79,12 +79,12 @@ def run_led(
         jobs.extend(then())
         return jobs[:side_by_side]
 
-    yield from _run_group([lead], device, beside)
+    yield from _run_group([lead], device, beside, led=side_by_side)
     yield from run_jobs(jobs[side_by_side:], device=device, side_by_side=side_by_side)
 
 
 def _run_group(
-    jobs: Sequence[Job], device: str, then: Callable[[], Sequence[Job]] = tuple
+    jobs: Sequence[Job], device: str, then: Callable[[], Sequence[Job]] = tuple, *, led: int = 0
 ) -> Iterator[Row]:
     start, all_jobs = time.monotonic(), list(jobs)
 
@@ -93,7 +93,7 @@ def _run_group(
         all_jobs.extend(more)
         return [_message(job, device) for job in more]
 
-    answers = in_turn(_WORKER, [_message(job, device) for job in jobs], messages)
+    answers = in_turn(_WORKER, [_message(job, device) for job in jobs], messages, led=led)
     for place, answer in enumerate(answers):
         row = answer or _lost(all_jobs[place])
         _say(row, start)

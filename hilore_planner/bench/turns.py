@@ -6,6 +6,7 @@ and prints its answer: one line of JSON, at once if there is nothing to measure.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -22,36 +23,35 @@ COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 def in_turn(
-    module: str, messages: Sequence[Any], then: Callable[[], Sequence[Any]] = tuple
+    module: str, messages: Sequence[Any], then: Callable[[], Sequence[Any]] = tuple, *, led: int = 0
 ) -> Iterator[Any]:
     """Start a worker for each message, wait until all are ready, and yield their answers; None of one that was lost.
 
-    Before that, those are started and waited for whose messages ``then`` gives: it is asked once the first are ready.
+    Before that, workers are readied for the messages that ``then`` gives once the first are ready. They are no more
+    than ``led``: so many are started at once, as they have much to import.
     """
-    workers: list[subprocess.Popen[str]] = []
+    first = [_start(module, _shared(len(messages))) for _ in messages]
+    spare = [_start(module, _shared(led)) for _ in range(led)]
+    workers = [*first, *spare]
     try:
-        lines = _ready_lines(_started(module, messages, workers))
-        lines += _ready_lines(_started(module, then(), workers))
-        for worker, line in zip(workers, lines, strict=True):
+        lines = _ready_lines(first, messages)
+        lines += _ready_lines(spare, then())
+        for worker, line in zip(workers, lines, strict=False):
             yield _answer(worker, line)
     finally:
         _end(workers)
+        for worker in workers:
+            with worker:  # closes its pipes and waits for its end
+                pass
 
 
-def _started(
-    module: str, messages: Sequence[Any], workers: list[subprocess.Popen[str]]
-) -> list[subprocess.Popen[str]]:
-    """A worker for each message; they join the ``workers``, so that they are ended with them."""
-    environment = _shared(max(1, len(messages)))
-    started = [_start(module, message, environment) for message in messages]
-    workers += started
-    return started
-
-
-def _ready_lines(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """What workers say first, once all have."""
-    with ThreadPoolExecutor(max(1, len(workers))) as waiting:
-        return list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), workers))
+def _ready_lines(workers: Sequence[subprocess.Popen[str]], messages: Sequence[Any]) -> list[str]:
+    """What workers say first to messages, once all have; there may be more workers than messages."""
+    told = workers[: len(messages)]
+    for worker, message in zip(told, messages, strict=True):
+        _tell(worker, json.dumps(message))
+    with ThreadPoolExecutor(max(1, len(told))) as waiting:
+        return list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), told))
 
 
 class Workers:
@@ -64,11 +64,13 @@ class Workers:
 
     def answer(self, message: Any) -> Any:
         """What a new worker answers; None if it was lost. May be called by several threads."""
-        worker = _start(self._module, message, os.environ)
+        worker = _start(self._module, os.environ)
+        _tell(worker, json.dumps(message))
         self._running.append(worker)
         line = _pipe(worker.stdout).readline()
         with self._turn:
             answer = _answer(worker, line)
+            worker.communicate()  # until the memory it had is free
         self._running.remove(worker)
         return answer
 
@@ -85,10 +87,8 @@ def _end(workers: Sequence[subprocess.Popen[str]]) -> None:
 def _answer(worker: subprocess.Popen[str], line: str) -> Any:
     """What a worker says in the end, given the first line it said."""
     if line.strip() == READY:
-        _pipe(worker.stdin).write("go\n")
-        _pipe(worker.stdin).flush()
+        _tell(worker, "go")
         line = _pipe(worker.stdout).readline()
-    worker.communicate()
     return json.loads(line) if line.startswith(("{", "[")) else None
 
 
@@ -117,21 +117,24 @@ class Turn:
 
 def _shared(workers: int) -> Mapping[str, str]:
     """The environment of one of some workers: its share of the processors compiles, unless a number is set."""
-    share = len(os.sched_getaffinity(0)) // workers
+    share = len(os.sched_getaffinity(0)) // max(1, workers)
     return {COMPILERS: str(max(2, share)), **os.environ}
 
 
-def _start(module: str, message: Any, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    worker = subprocess.Popen(
+def _start(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
     )
-    _pipe(worker.stdin).write(json.dumps(message) + "\n")
-    _pipe(worker.stdin).flush()
-    return worker
+
+
+def _tell(worker: subprocess.Popen[str], line: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # one that is gone has no answer either
+        _pipe(worker.stdin).write(f"{line}\n")
+        _pipe(worker.stdin).flush()
 
 
 def _pipe(pipe: IO[str] | None) -> IO[str]:

@@ -27,7 +27,7 @@ from hilore_planner.costs.table import OUT_OF_MEMORY, Entry, tried
 _WARM_SECONDS = 0.5
 """How long the load runs before anything is timed: power limits follow within some tenths of a second."""
 _STRETCH_NS = 1_000_000
-_STRETCH_CALLS = 3
+_STRETCH_CALLS = 5
 """The load before a call lasts as long as that, and as so many of the call: it, not the call, must set the clock."""
 _ROUNDS = 7
 _CALLS_PER_COPY = 8

@@ -18,7 +18,7 @@ LONG = 600
 
 def test_each_takes_its_turn_and_answers() -> None:
     assert [seconds for seconds, _ in in_turn(SLEEPER, [0, 0])] == [0, 0]
-    led = in_turn(SLEEPER, [0], lambda: [0.1, 0.2])
+    led = in_turn(SLEEPER, [0], lambda: [0.1, 0.2], led=3)
     assert [seconds for seconds, _ in led] == [0, 0.1, 0.2]
     workers = Workers(SLEEPER)
     with ThreadPoolExecutor(2) as pool:
