@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from hilore_planner.compiling import RegionCompiler
 from hilore_planner.correction import Aim
 from hilore_planner.costs import costs_for
 from hilore_planner.errors import HiloreError, PlanFileError
+from hilore_planner.head_decision import HeadTrial
 from hilore_planner.head_plan import HeadPlan
 from hilore_planner.kept import KeptPlans
 from hilore_planner.options import Options
@@ -27,7 +28,8 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.planning import PlannedRegion, head_trial, plan_region, pose, region_name
+from hilore_planner.planning import PlannedRegion, plan_region, region_name
+from hilore_planner.posing import RegionProblems, pose
 from hilore_planner.region import Surroundings, surroundings
 from hilore_planner.sizes import format_bytes
 
@@ -119,6 +121,12 @@ class PlanSource:
     region: str
     costs: Costs
     _is_replaced: bool = False
+    _problems: RegionProblems = field(init=False)
+    _trial: HeadTrial = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._problems = RegionProblems(self.around, self.options, self.costs)
+        self._trial = self._problems.head_trial(1)
 
     def is_given(self, plan: PlacementPlan) -> bool:
         """Whether a plan of this region is that of the user's file, which :meth:`write` has not made yet."""
@@ -139,7 +147,7 @@ class PlanSource:
     def settings(self, aim: Aim) -> CutSettings:
         """What cutting the region for an aim depends on; for the least peak, the head is cut as finely as may be."""
         options = self.options
-        trial = head_trial(self.around, options, self.costs, aim.cap_bytes or 1)
+        trial = replace(self._trial, cap_bytes=aim.cap_bytes or 1)
         return CutSettings(
             options.checkpoint_tags, options.head, trial, self.decided_head, options.head_totals
         )
@@ -169,7 +177,7 @@ class PlanSource:
         aim: Aim,
         loaded: PlacementPlan | None,
     ) -> PlannedRegion:
-        posed = pose(joint, self.around, self.options, self.costs, workspaces(self.around))
+        posed = pose(joint, self._problems, workspaces(self.around))
         return plan_region(posed, region=self.region, aim=aim, head=head, loaded=loaded)
 
     def write(self, plan: PlacementPlan) -> None:

@@ -27,6 +27,7 @@ from hilore_planner.passes.head import (
 )
 from hilore_planner.passes.head.shapes import tensor_of
 from hilore_planner.passes.head.slices import longest_chunk
+from hilore_planner.passes.ops import storage_bytes, tensor
 from hilore_planner.passes.overwrite import alive_bytes
 from hilore_planner.passes.schedule import Schedule, held_values
 from hilore_planner.passes.units import RecoveryGraph
@@ -62,21 +63,41 @@ class HeadTrial:
         costs: that price the head.
         solver_seconds: for all ways together.
         cap_bytes: of the problems.
+        base_bytes: alive throughout, weights and inputs among them.
     """
 
     problem_of: ProblemOf
     costs: Costs
     solver_seconds: float
     cap_bytes: int
+    base_bytes: int
     _posed: dict[Form, _Posed] = field(default_factory=dict, repr=False)
+    _graphs: dict[tuple[Form, int], JointGraph] = field(default_factory=dict, repr=False)
 
-    def posed(self, form: Form, cut: Callable[[], JointGraph]) -> _Posed:
+    def posed(self, form: Form, chunks: int, cut: Callable[[], JointGraph]) -> _Posed:
         """The problem of a graph whose head was cut, or not."""
         if form not in self._posed:
-            graph, problem = self.problem_of(cut())
-            self._posed[form] = _Posed(problem, _alive_chunk_bytes(graph.joint, graph.schedule))
+            joint = cut()
+            graph, problem = self.problem_of(joint)
+            self._posed[form] = _Posed(problem, _alive_chunk_bytes(joint, graph.schedule))
+            self._graphs[form, chunks] = joint
         posed = self._posed[form]
         return replace(posed, problem=replace(posed.problem, memory_cap_bytes=self.cap_bytes))
+
+    def taken(self, head: HeadPlan) -> JointGraph | None:
+        """The graph whose head was cut this way to try it; only once, as whoever takes it may rewrite it."""
+        graph = self._graphs.get((head.form, head.chunks))
+        self._graphs.clear()
+        return graph
+
+    def holds_all(self, gm: GraphModule) -> bool:
+        """Whether the cap is more than all values that the graph ever makes take together."""
+        sizes = {
+            compat.storage_key(node): storage_bytes(value)
+            for node in gm.graph.nodes
+            if node.op == "call_function" and (value := tensor(node)) is not None
+        }
+        return self.base_bytes + sum(sizes.values()) <= self.cap_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +135,8 @@ def decide_head(
         return HeadPlan(logits_bytes=size_bytes, reason="its logits are small")
     if trial is None:
         return _fixed(found, -(-size_bytes // _USUAL_BYTES), totals)
+    if trial.holds_all(gm):
+        return _roomiest(found, totals)
     ways = _cut_ways(gm, found, totals, describe, trial)
     if found.form == "rebuild":
         ways = [_whole_way(gm, size_bytes, describe, trial), *ways]
@@ -124,6 +147,14 @@ def _fixed(site: HeadSite, chunks: int, totals: Totals) -> HeadPlan:
     """A head cut into so many chunks, not chosen from others."""
     reason = site.why_rebuild
     return HeadPlan(site.form, chunks, _chunk_bytes(site, chunks), totals=totals, reason=reason)
+
+
+def _roomiest(site: HeadSite, totals: Totals) -> HeadPlan:
+    """What takes least time where memory is of no account."""
+    reason = "there is memory for all that the update ever makes"
+    if site.form == "rebuild":
+        return HeadPlan(logits_bytes=logits_bytes(site), totals=totals, reason=reason)
+    return replace(_fixed(site, 1, totals), reason=reason)
 
 
 def logits_bytes(site: HeadSite) -> int:
@@ -189,7 +220,7 @@ def _cut_ways(
         rewrite_head(copy, found, _TRIAL_CHUNKS, totals)
         return describe(copy, nodes)
 
-    posed = trial.posed(site.form, cut)
+    posed = trial.posed(site.form, _TRIAL_CHUNKS, cut)
     trial_bytes = _chunk_bytes(site, _TRIAL_CHUNKS)
     counts = chunk_counts(compat.hint(site.rows), logits_bytes(site))
     seconds = trial.solver_seconds / len(counts)
@@ -207,7 +238,7 @@ def _cut_ways(
 
 
 def _whole_way(gm: GraphModule, size_bytes: int, describe: Describe, trial: HeadTrial) -> _Tried:
-    posed = trial.posed("whole", lambda: describe(*copied(gm)))
+    posed = trial.posed("whole", 0, lambda: describe(*copied(gm)))
     return _tried(posed.problem, trial.solver_seconds, "whole", 0, size_bytes, 0)
 
 

@@ -115,7 +115,7 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         self.planned = self._plan(joint, head)
         saved = Rewriter(self.planned.graph, self.planned.plan.solution.placement).run()
         self.graphs = compat.extract_forward_backward(
-            gm,
+            joint.gm,
             saved,
             num_forward_outputs=num_forward_outputs,
             static_input_indices=static,
@@ -210,7 +210,7 @@ def prepare(
     num_forward_outputs: int,
     static_input_indices: Sequence[int],
 ) -> tuple[JointGraph, HeadPlan]:
-    """Clean a joint graph and cut its head, in place; also returns what was decided about the head."""
+    """Clean a joint graph and cut its head, in place or in a copy; also returns what was decided about the head."""
     found = CleanGraph.of(
         gm,
         settings.checkpoint_tags,
@@ -218,7 +218,8 @@ def prepare(
         static_input_indices=static_input_indices,
     )
     head = found.head(settings)
-    return found.cut(head), head
+    tried = None if settings.trial is None else settings.trial.taken(head)
+    return tried or found.cut(head), head
 
 
 def crowded_nodes(planned: PlannedRegion) -> frozenset[str]:

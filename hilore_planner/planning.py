@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from hilore_planner.attribution import PricedStep
-from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.composition import fixed_parts, vocabulary_size
 from hilore_planner.correction import Aim
 from hilore_planner.crowding import order_limit
 from hilore_planner.errors import PlanFileError
-from hilore_planner.head_decision import HeadTrial
 from hilore_planner.head_plan import NO_HEAD, HeadPlan
 from hilore_planner.least_peak import least_peak
 from hilore_planner.options import Options
@@ -23,21 +21,16 @@ from hilore_planner.passes.cost import Costs
 from hilore_planner.passes.faults import find_faults
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import tensor
-from hilore_planner.passes.problem import build_problem
-from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
-from hilore_planner.passes.schedule import build_schedule
-from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit, build_units
-from hilore_planner.peak.dry_run import Workspaces
+from hilore_planner.passes.risk import RiskModel
+from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.plan import CHECKED, Figures, PlacementPlan, Provenance, UnitSource
+from hilore_planner.posing import Posed, risk_model
 from hilore_planner.region import Surroundings
 from hilore_planner.sizes import format_bytes
 from hilore_planner.solvers import refigured, replay, solve
 from hilore_planner.solvers.problem import PlacementProblem, Solution
-from hilore_planner.transients import with_transients
 
 log = logging.getLogger(__name__)
-
-_NO_CAP = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,75 +48,6 @@ class PlannedRegion:
         steps = self.costs.priced(*graphs)
         figures = replace(self.plan.predicted, time_ns=sum(step.ns for step in steps))
         return replace(self, plan=replace(self.plan, predicted=figures), steps=steps)
-
-
-@dataclass(frozen=True, slots=True)
-class Posed:
-    """All about a region that no cap changes.
-
-    Attributes:
-        graph: its units.
-        problem: of placing them; its cap is of no account.
-        program_ns: time of the whole update when nothing is recomputed.
-    """
-
-    joint: JointGraph
-    graph: RecoveryGraph
-    problem: PlacementProblem
-    program_ns: int
-    costs: Costs
-    around: Surroundings
-    options: Options
-
-
-def pose(
-    joint: JointGraph,
-    around: Surroundings,
-    options: Options,
-    costs: Costs,
-    workspaces: Workspaces | None = None,
-) -> Posed:
-    """Build a region's problem; without ``workspaces`` what operations take while they run is not counted."""
-    graph, problem = region_problem(joint, around, options, costs)
-    if workspaces is not None:
-        problem = with_transients(problem, graph.schedule, workspaces)
-    return Posed(joint, graph, problem, costs.program_ns(graph), costs, around, options)
-
-
-def region_problem(
-    joint: JointGraph, around: Surroundings, options: Options, costs: Costs
-) -> tuple[RecoveryGraph, PlacementProblem]:
-    """The units of a region's graph, and the problem of placing them, with all that can be known of costs."""
-    graph = build_units(joint, build_schedule(joint))
-
-    def problem() -> PlacementProblem:
-        return build_problem(
-            graph,
-            costs,
-            codecs=options.codecs,
-            base_bytes=around.base_bytes,
-            memory_cap_bytes=_NO_CAP,
-            gradient_error=options.gradient_error,
-            risks=_risks(options, graph),
-        )
-
-    found = problem()
-    costs.program_ns(graph)  # asks for what no unit does
-    return graph, problem() if costs.settle() else found
-
-
-def _risks(options: Options, graph: RecoveryGraph) -> RiskModel:
-    return FIRST_ORDER if options.exposure is None else CalibratedRisk(options.exposure, graph)
-
-
-def head_trial(around: Surroundings, options: Options, costs: Costs, cap_bytes: int) -> HeadTrial:
-    """What deciding about a region's head needs."""
-    return HeadTrial(
-        lambda joint: region_problem(joint, around, options, costs),
-        costs,
-        options.solver_seconds,
-        cap_bytes,
-    )
 
 
 def plan_region(
@@ -153,7 +77,7 @@ def plan_region(
     else:
         problem = _with_positions_of(loaded, problem)
         solution = _fitted(problem, loaded, joint.fingerprint)
-    risks, vocabulary = _risks(options, graph), vocabulary_size(joint)
+    risks, vocabulary = risk_model(options, graph), vocabulary_size(joint)
     plan = PlacementPlan(
         region=region,
         problem=problem,

@@ -19,7 +19,8 @@ from hilore_planner.partitioner import CleanGraph, CutSettings
 from hilore_planner.passes import compat
 from hilore_planner.passes.devices import DeviceProfile, profile_named
 from hilore_planner.plan import CHECKED, PlacementPlan
-from hilore_planner.planning import Posed, head_trial, plan_region, pose
+from hilore_planner.planning import plan_region
+from hilore_planner.posing import Posed, RegionProblems, pose
 from hilore_planner.region import Surroundings, surroundings
 from hilore_planner.uncollected import uncollected
 
@@ -81,9 +82,8 @@ class Traced:
     region: str
     graph: CleanGraph
     settings: CutSettings
+    problems: RegionProblems
     trial: HeadTrial
-    surroundings: Surroundings
-    options: Options
     cap_bytes: int
     is_here: bool
     _posed: dict[HeadPlan, Posed] = field(default_factory=dict, repr=False)
@@ -110,11 +110,9 @@ class Traced:
         way = HeadPlan(head.form, head.chunks, totals=head.totals)
         if way not in self._posed:
             self._posed[way] = pose(
-                self.graph.copied().cut(head),
-                self.surroundings,
-                self.options,
-                self.trial.costs,
-                workspaces(self.surroundings) if self.is_here else None,
+                self.trial.taken(head) or self.graph.copied().cut(head),
+                self.problems,
+                workspaces(self.problems.around) if self.is_here else None,
             )
         return self._posed[way]
 
@@ -165,20 +163,19 @@ def trace(request: Request, update: Update, *example_inputs: Any) -> Traced:
         around.usable_bytes,
         auto_reserved_bytes=around.pending_optimizer_bytes,
     )
-    costs = costs_for(asked, around)
     graph = CleanGraph.of(
         compat.uncompiled(captured.gm, captured.gm.graph),
         asked.checkpoint_tags,
         num_forward_outputs=captured.num_forward_outputs,
         static_input_indices=captured.static_input_indices,
     )
+    problems = RegionProblems(around, asked, costs_for(asked, around))
     return Traced(
         captured.region,
         graph,
         CutSettings(asked.checkpoint_tags, asked.head, head_totals=asked.head_totals),
-        head_trial(around, asked, costs, cap_bytes),
-        around,
-        asked,
+        problems,
+        problems.head_trial(cap_bytes),
         cap_bytes,
         is_here=profile is None,
     )

@@ -74,5 +74,7 @@ def _frontier(traced: Traced, points: int) -> tuple[PlacementPlan, ...]:
     room_bytes = max(0, most_bytes - least_bytes)
     caps = {least_bytes + room_bytes * step // (points - 1) for step in range(1, points - 1)}
     between = (traced.plan(cap, must_fit=False) for cap in sorted(caps - {least_bytes, most_bytes}))
-    last = everything.solve(memory_cap=most_bytes, solver_seconds=traced.options.solver_seconds)
+    last = everything.solve(
+        memory_cap=most_bytes, solver_seconds=traced.problems.options.solver_seconds
+    )
     return (tightest, *between, last) if least_bytes < most_bytes else (tightest,)

@@ -30,7 +30,8 @@ from hilore_planner.peak import (
 )
 from hilore_planner.peak.workspace import MeasuredWorkspaces
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.planning import PlannedRegion, plan_region, pose
+from hilore_planner.planning import PlannedRegion, plan_region
+from hilore_planner.posing import RegionProblems, pose
 from hilore_planner.region import surroundings
 from hilore_planner.sizes import parse_bytes
 from hilore_planner.solvers import solve
@@ -145,8 +146,8 @@ class Region:
             around, parsed = surroundings(self.inputs), Options.parse(options)
             cap_bytes = parse_bytes(PLENTY)
             aim = Aim(cap_bytes)
-            costs = costs_for(parsed, around)
-            posed = pose(joint, around, parsed, costs, MeasuredWorkspaces("cpu"))
+            problems = RegionProblems(around, parsed, costs_for(parsed, around))
+            posed = pose(joint, problems, MeasuredWorkspaces("cpu"))
             planned = plan_region(posed, region="", aim=aim, head=head)
             found.append(planned.plan)
             raise RegionError("seen enough")

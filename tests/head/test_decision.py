@@ -23,7 +23,8 @@ from hilore_planner.passes.devices import profile_named
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.head.slices import static_bounds
 from hilore_planner.passes.units import RecoveryGraph
-from hilore_planner.planning import head_trial, plan_region, pose
+from hilore_planner.planning import plan_region
+from hilore_planner.posing import RegionProblems, pose
 from hilore_planner.region import Surroundings
 from hilore_planner.solvers.problem import PlacementProblem
 from tests.passes.joint import Traced, copied, trace_update
@@ -88,6 +89,10 @@ OPTIONS = Options()
 COSTS = Roofline(AROUND.profile)
 
 
+def problems() -> RegionProblems:
+    return RegionProblems(AROUND, OPTIONS, COSTS)
+
+
 def cut(update: Traced, settings: CutSettings) -> tuple[JointGraph, HeadPlan]:
     return prepare(
         copied(update.gm),
@@ -98,13 +103,13 @@ def cut(update: Traced, settings: CutSettings) -> tuple[JointGraph, HeadPlan]:
 
 
 def decided(update: Traced, cap_bytes: int) -> tuple[JointGraph, HeadPlan]:
-    return cut(update, CutSettings(trial=head_trial(AROUND, OPTIONS, COSTS, cap_bytes)))
+    return cut(update, CutSettings(trial=problems().head_trial(cap_bytes)))
 
 
 def added_ns(update: Traced, chunks: int, cap_bytes: int) -> int | None:
     """Time the placement adds if the head is really cut so; None if nothing fits."""
     joint, head = cut(update, CutSettings(head=chunks))
-    posed = pose(joint, AROUND, OPTIONS, COSTS)
+    posed = pose(joint, problems())
     planned = plan_region(posed, region="", aim=Aim(cap_bytes), head=head, must_fit=False)
     solution = planned.plan.solution
     return None if solution.status == "infeasible" else solution.objective_ns
@@ -142,7 +147,7 @@ def test_where_nothing_fits_chunks_are_no_more_than_the_least_peak_needs() -> No
 
     def least_bytes(chunks: int) -> int:
         joint, plan = cut(wide, CutSettings(head=chunks))
-        posed = pose(joint, AROUND, OPTIONS, COSTS)
+        posed = pose(joint, problems())
         planned = plan_region(posed, region="", aim=Aim(None), head=plan, must_fit=False)
         return planned.plan.problem.memory_cap_bytes
 
@@ -168,7 +173,7 @@ def test_what_a_way_is_said_to_cost_is_what_it_costs_when_it_is_taken(early: Tra
 
 def test_a_head_that_cannot_be_early_is_cut_where_memory_is_short(rebuilt: Traced) -> None:
     """Its logits once more cost a third of a forward: rather keep them, if they fit."""
-    joint, roomy = decided(rebuilt, 100 * GIB)
+    joint, roomy = decided(rebuilt, 9 * GIB)
     assert (roomy.form, roomy.chunks) == ("whole", 0)
     assert roomy.ways[0].head_ns == 0
     assert all(way.head_ns > 0 for way in roomy.ways[1:])
@@ -180,11 +185,37 @@ def test_a_head_that_cannot_be_early_is_cut_where_memory_is_short(rebuilt: Trace
     )  # of the program, not of how its head is run
 
 
+def test_where_all_fits_at_once_nothing_is_tried(early: Traced, rebuilt: Traced) -> None:
+    for update, cap_bytes in ((early, 9 * GIB), (rebuilt, 9 * GIB)):
+        tried, roomy = decided(update, cap_bytes)[1], decided(update, 100 * GIB)[1]
+        assert tried.ways
+        assert not roomy.ways
+        assert replace(tried, ways=(), reason="") == replace(roomy, reason="")
+
+
+def test_what_was_cut_to_try_a_way_is_taken_once_and_is_what_cutting_makes(early: Traced) -> None:
+    built = problems()
+    trial = built.head_trial(5 * GIB // 2)
+    tried = next(
+        (joint, head)
+        for joint, head in (
+            cut(early, CutSettings(trial=replace(trial, cap_bytes=cap * GIB // 8)))
+            for cap in range(72, 8, -4)
+        )
+        if head.chunks == 2
+    )
+    first = pose(tried[0], built)
+    again = pose(cut(early, CutSettings(head=2))[0], problems())
+    assert first.problem == again.problem
+    assert [n.name for n in tried[0].gm.graph.nodes] == [n.name for n in again.joint.gm.graph.nodes]
+    assert trial.taken(tried[1]) is None
+
+
 def test_an_earlier_decision_stands(early: Traced) -> None:
     def problem_of(joint: JointGraph) -> tuple[RecoveryGraph, PlacementProblem]:
         raise AssertionError("nothing is to be tried")
 
-    trial = HeadTrial(problem_of, COSTS, 1.0, 1)
+    trial = HeadTrial(problem_of, COSTS, 1.0, 100 * GIB, 0)
     _, before = decided(early, 100 * GIB)
     settings = CutSettings(trial=trial, decided_head=lambda _: replace(before, chunks=4))
     joint, head = cut(early, settings)
