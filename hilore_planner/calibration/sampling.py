@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from hilore_planner.calibration.measure import MeasuredBatch, amplification, cha
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import family
 from hilore_planner.calibration.progress import Steps
-from hilore_planner.calibration.trials import Trial, draw_placement, is_telling
+from hilore_planner.calibration.trials import LARGEST_TELLING, Trial, draw_placement, is_telling
 from hilore_planner.codec_names import DROP, STORE, read_tiers
 from hilore_planner.errors import OptionError
 from hilore_planner.passes.codecs import codec_for, codec_named, offered_codec
@@ -142,14 +143,27 @@ class Sampling:
         if key not in self._shares:
             # Rounding hides small errors; those of the coarsest codec must still act in proportion.
             factor = min(amplification(codec_named(c), batch.dtype) for c in kept.values())
-            changes: dict[str, Change] = {
-                name: change_by(codec_for(self.graph.units[name], codec), factor)
-                for name, codec in kept.items()
-            }
-            changes |= dict.fromkeys(key[1], "recompute")
-            self._shares[key] = batch.share(changes) / factor**2
+            share = self._amplified(batch, kept, key[1], factor)
+            if factor > 1 and share > LARGEST_TELLING:
+                factor = max(1.0, factor * math.sqrt(_PROPORTIONAL / share))
+                share = self._amplified(batch, kept, key[1], factor)
+            self._shares[key] = share / factor**2
         self.steps.done()
         return self._shares[key]
+
+    def _amplified(
+        self,
+        batch: MeasuredBatch,
+        kept: Mapping[str, str],
+        rebuilt: Iterable[str],
+        factor: float,
+    ) -> float:
+        """The same with the copies' errors ``factor`` times as large."""
+        changes: dict[str, Change] = {
+            name: change_by(codec_for(self.graph.units[name], codec), factor)
+            for name, codec in kept.items()
+        }
+        return batch.share(changes | dict.fromkeys(rebuilt, "recompute"))
 
     def _sample_kept(
         self, batch: MeasuredBatch, unit_class: UnitClass, ladder: Sequence[str]

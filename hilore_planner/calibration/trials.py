@@ -13,7 +13,7 @@ from hilore_planner.solvers.problem import compress_action
 
 _TRIED_ERRORS = (2e-3, 0.06)
 """Gradient errors that placements which are tried are meant to have: those of plans."""
-_LEAST, _MOST = 1e-9, 0.04
+_SMALLEST_TELLING, LARGEST_TELLING = 1e-9, 0.04
 """Squared gradient errors that show something of plans: below is rounding, above errors are not in proportion."""
 _HALVINGS = 40
 
@@ -47,7 +47,7 @@ _Forms = Mapping[str, Sequence[_Form]]
 
 def is_telling(squared_error: float) -> bool:
     """Whether a placement of this predicted squared gradient error shows something of those that plans have."""
-    return _LEAST < squared_error < _MOST
+    return _SMALLEST_TELLING < squared_error < LARGEST_TELLING
 
 
 def draw_placement(

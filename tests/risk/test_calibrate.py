@@ -262,3 +262,13 @@ def test_what_acts_out_of_proportion_is_measured_with_finer_codecs_too() -> None
     assert gains["first:addmm"].keys() == set(codecs)
     assert gains["first:addmm"]["int4"] > 3 * gains["first:addmm"]["int8"]
     assert gains["second:addmm"].keys() == {"int4"}
+
+
+def test_in_half_precision_errors_are_not_magnified_out_of_proportion() -> None:
+    gains = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch._dynamo.reset()
+        batches = [tuple(t.to(dtype) if t.is_floating_point() else t for t in batch(0))]
+        found = calibrate(Sharp().to(dtype), batches, options={"codecs": ["int8"]}, progress=False)
+        gains.append({one.kind: one.gains["int8"] for one in found.kept}["first:addmm"])
+    assert gains[0] / 2 < gains[1] < 2 * gains[0]

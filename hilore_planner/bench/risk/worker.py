@@ -22,7 +22,7 @@ from hilore_planner.plan import PlacementPlan
 from hilore_planner.policy_update import PolicyUpdate, budgets, plan_path
 from hilore_planner.verification import Outcome, PlannedUpdate, compare, outcome_of
 
-_SOLVER_SECONDS = 8.0
+_SOLVER_SECONDS = 5.0
 """What a plan risks is asked here, not that it is the fastest."""
 PLANNED = {"head": "off", "costs": "roofline"}
 """Options of every plan: times do not matter here, and measuring them would take each process a minute."""
