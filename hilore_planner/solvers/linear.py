@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from tempfile import TemporaryFile
 from typing import Literal
 
 from ortools.math_opt import model_pb2
@@ -24,7 +25,8 @@ from hilore_planner.errors import SolverError
 
 Column = int
 Term = tuple[Column, float]
-_STDOUT, _STDERR = 1, 2
+_STDOUT = 1
+_LEFTOVER = b"HighsMipSolverData::"
 _C_LIBRARY = ctypes.CDLL(None)
 
 Outcome = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -130,7 +132,7 @@ def solve_linear(
     if hint and not relaxed:
         values = {variables[column]: value for column, value in hint.items()}
         model_params.solution_hints.append(mathopt.SolutionHint(variable_values=values))
-    with _stdout_to_stderr():
+    with _without_leftovers():
         try:
             result = mathopt.solve(
                 program, mathopt.SolverType.HIGHS, params=params, model_params=model_params
@@ -149,21 +151,27 @@ def _refused(model: LinearModel, error: Exception) -> str:
 
 
 @contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Keep standard output for the user's: HiGHS prints there at times, output enabled or not.
+def _without_leftovers() -> Iterator[None]:
+    """Drop what HiGHS prints whether output is enabled or not: lines left from its makers' debugging.
 
-    Its C library buffers what it prints, so that is flushed on either side.
+    They tell of a solution found in presolve that, its integers rounded, is solved again to keep the rows. HiGHS
+    does that by itself, and each placement is replayed. What others print meanwhile goes on its way after. The C
+    library buffers what it prints, so that is flushed on either side.
     """
     sys.stdout.flush()
     _C_LIBRARY.fflush(None)
     kept = os.dup(_STDOUT)
-    os.dup2(_STDERR, _STDOUT)
-    try:
-        yield
-    finally:
-        _C_LIBRARY.fflush(None)
-        os.dup2(kept, _STDOUT)
-        os.close(kept)
+    with TemporaryFile() as caught:
+        os.dup2(caught.fileno(), _STDOUT)
+        try:
+            yield
+        finally:
+            _C_LIBRARY.fflush(None)
+            os.dup2(kept, _STDOUT)
+            os.close(kept)
+            caught.seek(0)
+            with open(_STDOUT, "wb", closefd=False) as out:
+                out.writelines(line for line in caught if not line.startswith(_LEFTOVER))
 
 
 def _read(result: mathopt.SolveResult, variables: list[mathopt.Variable]) -> LinearResult:

@@ -12,6 +12,7 @@ from hilore_planner.solvers.folded_search import search_folded
 from hilore_planner.solvers.linear import LinearResult, solve_linear
 from hilore_planner.solvers.problem import Bytes, Solution
 from hilore_planner.solvers.program import Program, read_placement, whole
+from hilore_planner.solvers.refine import start_refinement
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.repair import into_budget, repair
 from hilore_planner.solvers.search import (
@@ -21,7 +22,6 @@ from hilore_planner.solvers.search import (
     Limits,
     better,
     search,
-    start_refinement,
 )
 from hilore_planner.solvers.structure import Structure, analyse
 from hilore_planner.solvers.variables import STORE
@@ -44,7 +44,16 @@ _LOSSLESS_SHARE = 0.5
 """Likewise for placements without lossy copies."""
 
 _FLOOR_SHARE = 0.1
-"""Likewise for the floor without fences, where one behind fences is known."""
+"""Likewise for each lower cap on the way to the floor, and for the floor without fences, where one behind is known."""
+
+_LOWERED = (0.1, 0.03, 0.01)
+"""Shares by which caps are lowered on the way to the floor, each for as long as something fits."""
+
+_LOWERED_SECONDS = 1.0
+"""For each of them: what fits is mostly found at once."""
+
+_ANY_GAP = 0.1
+"""On the way there: what fits matters, not how fast it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,10 @@ class Search:
         )
         if folded.infeasible:
             return folded
-        best, bound = better(goal, folded.best, self._least_known(goal, limits)), folded.bound
+        found = Found(better(goal, folded.best, self._least_known(goal, limits)), folded.bound)
+        if not self._is_large():
+            found = self._lowered(found, limits)
+        best, bound = found.best, found.bound
         is_fenced = False
         for layers in _FENCES:
             if best is not None and limits.close(goal.value(best.replay), bound):
@@ -108,13 +120,35 @@ class Search:
         found = search(goal, self.structure, self.refinement, rest, best)
         return replace(found, bound=max(found.bound, bound))
 
+    def _lowered(self, known: Found, limits: Limits) -> Found:
+        """What fits lower and lower caps: of placements that are fast, few rebuild far ahead, and so all fit soon."""
+        best, bound = known.best, known.bound
+        for share in _LOWERED:
+            while best is not None and not limits.close(best.replay.peak_bytes, bound):
+                peak_bytes = best.replay.peak_bytes
+                cap_bytes = max(min(round(peak_bytes * (1.0 - share)), peak_bytes - 1), bound)
+                part = limits.part(_FLOOR_SHARE, at_most_seconds=_LOWERED_SECONDS)
+                part = replace(part, relative_gap=_ANY_GAP)
+                rows = start_refinement(self.structure, best)
+                goal = LeastTime(cap_bytes)
+                found = search_folded(goal, self.structure, rows, part, None, refines=True)
+                if found.infeasible:
+                    bound = max(bound, cap_bytes + 1)
+                if found.best is None:
+                    break
+                best = found.best
+        return Found(best, bound)
+
     def _least_known(self, goal: LeastPeak, limits: Limits) -> Candidate | None:
-        """The smaller peak of storing everything and, where copies may be lossy, of the best without."""
+        """The smaller peak of storing everything and, where copies may be lossy, of the best without.
+
+        That has all the time: so no peak is above what is found where none may be.
+        """
         units = self.structure.problem.units
         stored = into_budget(self.structure, {unit.name: STORE for unit in units if unit.can_store})
         if not any(self.structure.tainted):
             return stored
-        best = self._without_lossy().least_peak(limits.part(_SHARE)).best
+        best = self._without_lossy().least_peak(limits).best
         return better(goal, stored, best)
 
     def _without_lossy(self) -> Search:
@@ -229,7 +263,7 @@ def solve_cap(
     Every search has a refinement of its own: what one needs would only slow another down.
     """
     started = time.monotonic()
-    searched = Search(structure, start_refinement(structure), engine)
+    searched = Search(structure, start_refinement(structure, start), engine)
     starts = [start, floor.best if floor is not None else None]
     start = next((each for each in starts if each and each.fits(structure, cap_bytes)), None)
     found = Found(None, 0, infeasible=floor is not None and floor.excludes(cap_bytes))

@@ -14,12 +14,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
+from hilore_planner.solvers.candidate import Candidate
 from hilore_planner.solvers.problem import NEVER, PositionIndex
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.structure import Structure
 from hilore_planner.solvers.variables import RECOMPUTE, rebuilds
 from hilore_planner.solvers.verify import Replay
+
+
+def start_refinement(structure: Structure, near: Candidate | None = None) -> Refinement:
+    """Peak rows where backward starts, where fixed bytes are highest, and where all bytes would be.
+
+    The last is the peak of storing everything: of most placements, too, as long as much is stored.
+    A placement ``near`` what is searched has peaks where that has them.
+    """
+    problem = structure.problem
+    refinement = Refinement()
+    if problem.positions:
+        fixed = [position.fixed_bytes for position in problem.positions]
+        steps = [0] * (len(fixed) + 1)
+        for u, unit in enumerate(problem.units):
+            if unit.can_store and structure.needed(u):
+                steps[min(unit.released_at + 1, problem.first_backward)] += unit.kept_bytes
+                steps[structure.surely_last[u] + 1] -= unit.kept_bytes
+        stored = [size + moving for size, moving in zip(fixed, accumulate(steps), strict=False)]
+        refinement.add_peak(fixed.index(max(fixed)))
+        refinement.add_peak(stored.index(max(stored)))
+        refinement.add_peak(min(problem.first_backward, len(fixed) - 1))
+        if near is not None:
+            refinement.add_peak(near.replay.peak_position)
+    return refinement
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol
 
 from hilore_planner.solvers.candidate import Candidate, candidate
@@ -55,10 +54,11 @@ class Limits:
         """Whether ``value`` is proven within the gap of the least."""
         return closed(value, bound, self.relative_gap)
 
-    def part(self, share: float) -> Limits:
-        """The same gap, and ``share`` of the time that is left."""
+    def part(self, share: float, *, at_most_seconds: float = math.inf) -> Limits:
+        """The same gap, and ``share`` of the time that is left, or ``at_most_seconds``."""
         now = time.monotonic()
-        return Limits(self.relative_gap, now + share * max(self.deadline - now, 0.0))
+        left = share * max(self.deadline - now, 0.0)
+        return Limits(self.relative_gap, now + min(left, at_most_seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,27 +166,6 @@ class LeastPeak:
     def repair(self, structure: Structure, found: Candidate) -> Candidate | None:
         """Not tried."""
         return None
-
-
-def start_refinement(structure: Structure) -> Refinement:
-    """Peak rows where backward starts, where fixed bytes are highest, and where all bytes would be.
-
-    The last is the peak of storing everything: of most placements, too, as long as much is stored.
-    """
-    problem = structure.problem
-    refinement = Refinement()
-    if problem.positions:
-        fixed = [position.fixed_bytes for position in problem.positions]
-        steps = [0] * (len(fixed) + 1)
-        for u, unit in enumerate(problem.units):
-            if unit.can_store and structure.needed(u):
-                steps[min(unit.released_at + 1, problem.first_backward)] += unit.kept_bytes
-                steps[structure.surely_last[u] + 1] -= unit.kept_bytes
-        stored = [size + moving for size, moving in zip(fixed, accumulate(steps), strict=False)]
-        refinement.add_peak(fixed.index(max(fixed)))
-        refinement.add_peak(stored.index(max(stored)))
-        refinement.add_peak(min(problem.first_backward, len(fixed) - 1))
-    return refinement
 
 
 def closed(value: int, bound: int, relative_gap: float) -> bool:

@@ -144,6 +144,16 @@ def test_the_smallest_cap_found_for_layers_can_be_kept() -> None:
     check_fits(capped, found)
 
 
+@given(layered_problems(), st.floats(0.0, 1.0))
+def test_errors_allowed_raise_no_floor(problem: PlacementProblem, gradient_error: float) -> None:
+    asked = dataclasses.replace(problem, memory_cap_bytes=-1)
+    exact = solve(dataclasses.replace(asked, gradient_error=0.0), relative_gap=0.1)
+    lossy = solve(dataclasses.replace(asked, gradient_error=gradient_error), relative_gap=0.1)
+    if exact.smallest_feasible_cap_bytes is not None:
+        assert lossy.smallest_feasible_cap_bytes is not None
+        assert lossy.smallest_feasible_cap_bytes <= exact.smallest_feasible_cap_bytes
+
+
 def test_a_unit_that_cannot_be_at_hand_is_infeasible_under_any_cap() -> None:
     stuck = Unit("a", 1, 1, 1, 0, (), 0, 0, (1,), can_store=False, can_recompute=False)
     problem = PlacementProblem((stuck,), (Position("f", 0), Position("b", 0)), 1, 10**9)

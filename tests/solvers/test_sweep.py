@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hilore_planner.errors import OptionError
-from hilore_planner.solvers import PlacementProblem, replay, solve, sweep
+from hilore_planner.solvers import (
+    PlacementProblem,
+    folded_search,
+    pipeline,
+    replay,
+    search,
+    solve,
+    sweep,
+)
+from hilore_planner.solvers.linear import LinearModel, LinearResult, solve_linear
 from tests.solvers.layered import GIB, Shape, transformer
 from tests.solvers.oracle import truth
 from tests.solvers.strategies import layered_problems, problems
@@ -54,6 +64,26 @@ def test_a_warm_start_is_used_where_it_fits() -> None:
     start = solve(problem).placement
     (found,) = sweep(problem, [40 * GIB], warm_start=start, time_limit_seconds=0.0)
     assert found.placement == start
+
+
+def test_a_start_says_where_the_peaks_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Logits of few tokens at once, so that the layers themselves are the peak.
+    roomy = transformer(Shape(layers=8, head_tokens=512), cap_bytes=10**3 * GIB)
+    most_bytes = solve(roomy).peak_bytes
+    start = solve(dataclasses.replace(roomy, memory_cap_bytes=most_bytes * 7 // 10)).placement
+    near = dataclasses.replace(roomy, memory_cap_bytes=most_bytes * 8 // 10)
+    programs: list[LinearModel] = []
+
+    def counted(model: LinearModel, **options: Any) -> LinearResult:
+        programs.append(model)
+        return solve_linear(model, **options)
+
+    for module in (folded_search, search, pipeline):
+        monkeypatch.setattr(module, "solve_linear", counted)
+    assert solve(near).status == "optimal"
+    alone = len(programs)
+    assert solve(near, warm_start=start).status == "optimal"
+    assert len(programs) - alone < alone
 
 
 def test_unknown_engines_are_refused() -> None:
