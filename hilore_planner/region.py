@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hilore_planner.passes.devices import DeviceProfile, profile_of
+from hilore_planner.peak.dry_run import allocator_for
 from hilore_planner.peak.measure import external_memory
 from hilore_planner.sizes import format_bytes
 
@@ -159,17 +160,17 @@ def _optimizers() -> Iterator[torch.optim.Optimizer]:
 
 
 def pending_optimizer_bytes(device: torch.device) -> int:
-    """State that live optimizers will make at their first step for parameters on ``device``."""
-    total = 0
+    """State that live optimizers will make on ``device`` at their first step, as its allocator counts."""
+    allocator = allocator_for(device)
     for optimizer in _optimizers():
         if optimizer.state:
             continue
         states = STATES_PER_PARAMETER.get(type(optimizer).__name__, 0)
         for group in optimizer.param_groups:
-            factor = states + bool(group.get("amsgrad")) + bool(group.get("momentum"))
-            total += factor * sum(
-                p.numel() * p.element_size()
-                for p in group["params"]
-                if p.requires_grad and p.device == device
-            )
-    return total
+            count = states + bool(group.get("amsgrad")) + bool(group.get("momentum"))
+            for parameter in group["params"]:
+                size_bytes = parameter.numel() * parameter.element_size()
+                if parameter.requires_grad and parameter.device == device and size_bytes:
+                    for _ in range(count):
+                        allocator.allocate(size_bytes)
+    return allocator.allocated_bytes

@@ -15,7 +15,7 @@ from hilore_planner.peak.model import PolicyLoss, Shape
 from hilore_planner.region import surroundings
 from tests.guarantees.regions import capture
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 TOTAL, FREE, RESERVED, ALLOCATED = 80 * GIB, 30 * GIB, 12 * GIB, 10 * GIB
 """Of a device of 80 GiB, 38 are held by another process: 80 - 30 free - 12 in this one's allocator."""
 
@@ -36,6 +36,17 @@ def _around(device: torch.device) -> region.Surroundings:
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         weight = torch.nn.Parameter(torch.empty(GIB // 4, device=device))
     return surroundings([weight])
+
+
+@pytest.mark.parametrize(("place", "block_bytes"), [("cpu", 43 * MIB), ("cuda:0", 44 * MIB)])
+def test_optimizer_state_to_come_is_what_its_allocator_counts(place: str, block_bytes: int) -> None:
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        weight = torch.nn.Parameter(torch.empty(43 * MIB // 2, dtype=torch.bfloat16, device=place))
+        frozen = torch.nn.Parameter(torch.empty(MIB, device=place), requires_grad=False)
+        optimizer = torch.optim.AdamW([weight, frozen])
+    assert region.pending_optimizer_bytes(weight.device) == 2 * block_bytes
+    optimizer.state[weight] = {"step": torch.ones(())}
+    assert region.pending_optimizer_bytes(weight.device) == 0
 
 
 @pytest.mark.compat
