@@ -26,7 +26,9 @@ def test_stated_errors_and_the_table_are_those_of_the_recorded_measurement() -> 
 
 def test_a_measurement_of_fewer_values_agrees_with_the_recorded_one() -> None:
     recorded = json.loads((DOCS / "results" / "codecs.json").read_text(encoding="utf-8"))["rows"]
-    errors = {(r["setting"], r["variant"], r["rounding"]): r for r in recorded}
+    errors = {
+        (r["setting"], r["variant"], r["rounding"]): r for r in recorded if "relative_error" in r
+    }
     # A thousand outliers would not settle their row's error.
     rows = [row for row in bench_errors(64, 2048) if row["setting"] != "outlier channels"]
     assert len(rows) == 3 * 8
