@@ -1,8 +1,8 @@
 """What keeping everything by a codec adds to a whole update, over storing it.
 
 The update is planned without a cap, which stores what backward reads. Everything stored that a codec takes is then kept
-by that codec instead; nothing else differs. A profile says which kernels take the time. The plan that stores runs twice, first and
-last: by how much it differs from itself is noise.
+by that codec instead; nothing else differs. A profile says which kernels take the time. The plan that stores runs
+twice, first and last: by how much it differs from itself is noise.
 """
 
 from __future__ import annotations
