@@ -152,7 +152,7 @@ def _in_turn(
 
 
 class Rounds(logging.Handler):
-    """Counts how often a region was planned and compiled."""
+    """Counts how often a region was planned and compiled, and says what each time led to."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -160,7 +160,9 @@ class Rounds(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line is logged for each round."""
-        self.count += record.msg.startswith("round ")
+        if record.msg.startswith("round "):
+            self.count += 1
+            print(record.getMessage(), file=sys.stderr, flush=True)
 
 
 @contextmanager
