@@ -72,6 +72,8 @@ class Search:
             return replace(found, best=found.best or self._fenced(goal, limits))
         if start is None and self._is_large():  # soon found, where all else takes its time
             start = self._lossless(goal, limits, None)
+            if start is not None:
+                self.refinement.add_peak(start.replay.peak_position)
         first = self._first(goal, limits, start)
         if first.infeasible or (
             first.best and limits.close(goal.value(first.best.replay), first.bound)
