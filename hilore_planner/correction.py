@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 
 from hilore_planner.peak.step import StepPeak
 from hilore_planner.peak.timeline import Launch, Timeline
-from hilore_planner.plan import PlacementPlan
+from hilore_planner.plan import FixedPart, PlacementPlan
 from hilore_planner.solvers import refigured, replay
 from hilore_planner.solvers.problem import PlacementProblem
 
@@ -50,6 +50,12 @@ class Correction:
             )
         )
         return replace(problem, positions=positions)
+
+    def parts(self, problem: PlacementProblem) -> tuple[FixedPart, ...]:
+        """What is left free at every position, as one of the parts that a plan's fixed bytes are made of."""
+        end = len(problem.positions) - 1
+        is_margin = self.everywhere_bytes > 0 and end >= 0
+        return (FixedPart("margin", self.everywhere_bytes, 0, end),) if is_margin else ()
 
     def _shifts(self, count: int) -> tuple[int, ...]:
         return tuple(self.everywhere_bytes + shift for shift in self.shift_bytes or (0,) * count)

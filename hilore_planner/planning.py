@@ -87,7 +87,7 @@ def plan_region(
         predicted=_predicted(posed, risks, solution),
         sequence_risks=risks.sequence_risks(solution),
         head=head,
-        fixed_parts=fixed_parts(joint, graph.schedule, around),
+        fixed_parts=fixed_parts(joint, graph.schedule, around) + aim.correction.parts(problem),
         vocabulary=vocabulary,
         advice=find_faults(joint, around.profile, vocabulary),
         ordered_above_bytes=_order_limit(problem, aim, loaded),

@@ -174,6 +174,8 @@ def test_a_margin_is_no_difference_that_is_found() -> None:
     before, after = (replay(p, PLAN.solution.placement) for p in (PLAN.problem, problem))
     assert after.peak_bytes == before.peak_bytes + MIB
     assert margin.eased(MIB).applied(PLAN.problem) == PLAN.problem
+    assert [(part.what, part.size_bytes) for part in margin.parts(problem)] == [("margin", MIB)]
+    assert margin.eased(2 * MIB).parts(problem) == ()
     found = Correction().after(PLAN, _peak(ESTIMATE))
     assert margin.after(roomy, _peak(ESTIMATE)) == found
     assert any(found.shift_bytes)
