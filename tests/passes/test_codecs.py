@@ -119,8 +119,8 @@ def test_no_value_moves_by_more_than_a_step(codec: Codec, dtype: torch.dtype, si
     steps = 0.5 if is_half else 1.0
     # At the end of the range the largest value is cut off rather than made infinite: 0.8% of the levels.
     steps += 0.008 * LEVELS.get(codec.name, 0) if size == "largest" else 0
-    # Scales are rounded up, by at most 2^-8 and the rounding of bf16; the value by the dtype's own.
-    limit = steps * 1.006 * _step(codec, peak, x)
+    # Scales are 2^-8 larger, and then rounded to bf16, by 2^-8 at most; the value by the dtype's own.
+    limit = steps * (1 + 2**-8) ** 2 * _step(codec, peak, x)
     limit += torch.finfo(dtype).eps * torch.maximum(x.abs(), decoded.abs()).double()
     # fp16 has subnormals below 6e-5, in steps of 6e-8.
     limit += 6e-8 if dtype is torch.float16 else 0
