@@ -64,7 +64,11 @@ def _is_of_updates(record: Row) -> bool:
 
 
 def _section(name: str, record: Row) -> str:
-    made = f"{record['device']}, torch {record['torch']}, commit {record['commit']}, {record['date'][:10]}"
+    commits = dict.fromkeys(row.get("commit", record["commit"]) for row in record["rows"])
+    made = (
+        f"{record['device']}, torch {record['torch']}, commit{'s' if len(commits) > 1 else ''} "
+        f"{', '.join(commits)}, {record['date'][:10]}"
+    )
     lines = [f"### {TITLES.get(name, name)}", "", f"`{record['command']}`, {made}", ""]
     return "\n".join([*lines, *_table(record["rows"]), ""])
 
