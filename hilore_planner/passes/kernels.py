@@ -108,14 +108,21 @@ class Side:
             self._makes(kernel, key, node)
 
     def _note_tie(self, node: Node) -> None:
-        """A value that is held after another is made no earlier, and what reads it waits for both."""
+        """A value that is held after another is made no earlier, and what reads it waits for both.
+
+        Where the other is made from the value itself, only what reads it later waits: that is nothing to its kernel.
+        """
         if node.target is not compat.held_after():
             return
         keys = (compat.storage_key(arg) for arg in node.args if isinstance(arg, Node))
         made, before = (self.makers.get(-1 if key is None else key) for key in keys)
-        if made is not None and before is not None and made is not before:
-            made.after |= before.mask
-            made.before |= before.mask | before.before
+        if made is None or before is None or made is before or before.before & made.mask:
+            return
+        made.after |= before.mask
+        waits_for = before.mask | before.before
+        for kernel in self.kernels:
+            if kernel is made or kernel.before & made.mask:
+                kernel.before |= waits_for
 
     def _makes(self, kernel: Kernel, key: int, node: Node) -> None:
         kernel.makes[key] = _bytes(node)

@@ -29,6 +29,13 @@ def times(hand: HandMade, left: Node, right: Node) -> Node:
     return hand.call(aten.mul.Tensor, left, right)
 
 
+def tied(hand: HandMade, value: Node, anchor: Node) -> Node:
+    """The value, no earlier than the anchor; its memory is the value's own."""
+    held = hand.call(compat.held_after(), value, anchor)
+    held.meta["val"] = value.meta["val"]
+    return held
+
+
 def gated(hand: HandMade, x: Sequence[Node]) -> Sequence[Node]:
     """A gate that is ready before the product it is multiplied with."""
     gate = hand.call(aten.exp.default, product(hand, x[0], x[1]))
@@ -103,6 +110,31 @@ def test_a_kernel_runs_behind_all_that_it_waits_for() -> None:
     assert found == ["mm", 2, "mm", "mm"]
     chain = next(p for p in pieces(gm) if isinstance(p, Chain))
     assert chain.moved_bytes == 5 * N * N * 4  # reads x2, x3 and the gradient, writes two
+
+
+def test_a_value_held_after_what_is_made_from_it_closes_no_circle() -> None:
+    def held(hand: HandMade, x: Sequence[Node]) -> Sequence[Node]:
+        first = product(hand, x[0], x[1])
+        other = product(hand, first, x[2])
+        again = tied(hand, first, other)
+        return [other, product(hand, again, x[3])]
+
+    assert [op_name(p) for p in pieces(built(held)) if isinstance(p, Node)] == ["mm"] * 3
+
+
+def test_whatever_is_made_from_a_value_that_is_held_waits_for_what_it_is_held_after() -> None:
+    """Its kernel was there before the tie was met."""
+
+    def held(hand: HandMade, x: Sequence[Node]) -> Sequence[Node]:
+        first = product(hand, x[0], x[1])
+        later = times(hand, product(hand, first, x[1]), x[3])
+        other = product(hand, hand.call(aten.exp.default, x[3]), x[2])
+        again = tied(hand, first, other)
+        return [later, product(hand, again, x[2])]
+
+    # What the other is made from shares an input with it, and would be one kernel with it.
+    chains = [p for p in pieces(built(held)) if isinstance(p, Chain)]
+    assert [len(chain.outputs) for chain in chains] == [1, 1]
 
 
 def test_what_few_values_make_is_made_by_each_reader() -> None:
