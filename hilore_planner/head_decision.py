@@ -42,9 +42,9 @@ _LEAST_ROWS = 256
 """A chunk of fewer rows leaves a large device idle."""
 _LEAST_BYTES = 32 * 2**20
 """Logits of a chunk below this are small beside everything else."""
-_TRIAL_CHUNKS = 4
-"""Enough to show what the first, the last and those between do, and a number that may be chosen: what is measured for
-the trial is then known."""
+_TRIAL_CHUNKS = 2
+"""Enough to show what the first chunk does and those after it, and the number that is chosen most often: then the trial's
+graph is the one that is planned, and what was measured for it is known."""
 
 HeadOption = Literal["auto", "off"] | int
 ProblemOf = Callable[[JointGraph], tuple[RecoveryGraph, PlacementProblem]]
