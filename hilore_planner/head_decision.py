@@ -43,8 +43,8 @@ _LEAST_ROWS = 256
 _LEAST_BYTES = 32 * 2**20
 """Logits of a chunk below this are small beside everything else."""
 _TRIAL_CHUNKS = 2
-"""Enough to show what the first chunk does and those after it, and the number that is chosen most often: then the trial's
-graph is the one that is planned, and what was measured for it is known."""
+"""Enough to show what the first chunk does and those after it, and the number that is chosen most often: the trial's
+graph is then the one that is planned, and what was measured for it is known."""
 
 HeadOption = Literal["auto", "off"] | int
 ProblemOf = Callable[[JointGraph], tuple[RecoveryGraph, PlacementProblem]]
