@@ -30,8 +30,8 @@ def in_turn(
     Before that, workers are readied for the messages that ``then`` gives once the first are ready. They are no more
     than ``led``: so many are started at once, as they have much to import.
     """
-    first = [_start(module, _shared(len(messages))) for _ in messages]
-    spare = [_start(module, _shared(led)) for _ in range(led)]
+    first = [start_worker(module, _shared(len(messages))) for _ in messages]
+    spare = [start_worker(module, _shared(led)) for _ in range(led)]
     workers = [*first, *spare]
     try:
         lines = _ready_lines(first, messages)
@@ -49,7 +49,7 @@ def _ready_lines(workers: Sequence[subprocess.Popen[str]], messages: Sequence[An
     """What workers say first to messages, once all have; there may be more workers than messages."""
     told = workers[: len(messages)]
     for worker, message in zip(told, messages, strict=True):
-        _tell(worker, json.dumps(message))
+        tell(worker, json.dumps(message))
     with ThreadPoolExecutor(max(1, len(told))) as waiting:
         return list(waiting.map(lambda worker: _pipe(worker.stdout).readline(), told))
 
@@ -64,8 +64,8 @@ class Workers:
 
     def answer(self, message: Any) -> Any:
         """What a new worker answers; None if it was lost. May be called by several threads."""
-        worker = _start(self._module, os.environ)
-        _tell(worker, json.dumps(message))
+        worker = start_worker(self._module, os.environ)
+        tell(worker, json.dumps(message))
         self._running.append(worker)
         line = _pipe(worker.stdout).readline()
         with self._turn:
@@ -87,7 +87,7 @@ def _end(workers: Sequence[subprocess.Popen[str]]) -> None:
 def _answer(worker: subprocess.Popen[str], line: str) -> Any:
     """What a worker says in the end, given the first line it said."""
     if line.strip() == READY:
-        _tell(worker, "go")
+        tell(worker, "go")
         line = _pipe(worker.stdout).readline()
     return json.loads(line) if line.startswith(("{", "[")) else None
 
@@ -121,7 +121,8 @@ def _shared(workers: int) -> Mapping[str, str]:
     return {COMPILERS: str(max(2, share)), **os.environ}
 
 
-def _start(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+def start_worker(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A process that runs a module, its input and output piped."""
     return subprocess.Popen(
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
@@ -131,7 +132,8 @@ def _start(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]
     )
 
 
-def _tell(worker: subprocess.Popen[str], line: str) -> None:
+def tell(worker: subprocess.Popen[str], line: str) -> None:
+    """Write a line to its input."""
     with contextlib.suppress(BrokenPipeError):  # one that is gone has no answer either
         _pipe(worker.stdin).write(f"{line}\n")
         _pipe(worker.stdin).flush()

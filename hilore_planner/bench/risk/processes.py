@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
+
+from hilore_planner.bench.turns import start_worker, tell
 
 
 class Processes:
@@ -28,11 +28,8 @@ class Processes:
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """What this thread's process answers; ``error`` says it if the process ended instead."""
         process = self._process()
-        assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(message) + "\n")
-            process.stdin.flush()
+        tell(process, json.dumps(message))
         for line in process.stdout:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
@@ -48,13 +45,7 @@ class Processes:
 
     def _process(self) -> subprocess.Popen[str]:
         if not hasattr(self._own, "process"):
-            self._own.process = subprocess.Popen(
-                [sys.executable, "-m", self._module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=self._environment,
-            )
+            self._own.process = start_worker(self._module, self._environment)
             self._started.append(self._own.process)
         process: subprocess.Popen[str] = self._own.process
         return process
