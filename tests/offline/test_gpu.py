@@ -33,6 +33,7 @@ def test_the_graph_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {s.op for s in found.sources.values()} == {s.op for s in expected.sources.values()}
     assert _structure(found) == _structure(expected)
     assert found.provenance.fingerprint == expected.provenance.fingerprint
-    outside = {"others"}
+    # Without a device nothing is compiled: what an estimate leaves free for the compiled code is not there.
+    outside = {"others", "margin"}
     held = [p for p in found.fixed_parts if p.what not in outside]
     assert held == [p for p in expected.fixed_parts if p.what not in outside]
