@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from hilore_planner.errors import OptionError
 
-KNOWN_CODECS = ("int8", "fp8_e4m3", "int6", "int4", "bits")
+KNOWN_CODECS = ("int8", "fp8_e4m3", "int6", "int4", "bf16", "bits")
 STORE, DROP = "store", "drop"
-_TIER_CODECS = ("int8", "fp8_e4m3", "int6", "int4", STORE)
+_TIER_CODECS = ("int8", "fp8_e4m3", "int6", "int4", "bf16", STORE)
 
 ACCEPTED_CODECS = (
     f"{', '.join(KNOWN_CODECS)}, or tiers as in int8[:4/16x2560]+int4: "

@@ -14,7 +14,7 @@ GIB = 2**30
 
 def test_nothing_given_is_the_defaults() -> None:
     assert Options.parse() == Options.parse({}) == Options()
-    assert Options().codecs == ("int8", "fp8_e4m3", "int6", "int4", "bits")
+    assert Options().codecs == ("int8", "fp8_e4m3", "int6", "int4", "bf16", "bits")
     assert Options().gradient_error == 0.0
 
 
@@ -78,7 +78,7 @@ def test_an_unknown_option_names_the_nearest_and_the_accepted() -> None:
         (
             "codecs",
             ["int7"],
-            r"unknown codec 'int7' \(accepted: int8, fp8_e4m3, int6, int4, bits, or tiers",
+            r"unknown codec 'int7' \(accepted: int8, fp8_e4m3, int6, int4, bf16, bits, or tiers",
         ),
         ("codecs", "int8", r"is 'int8'; accepted: a list"),
         ("plan", 3, r"is 3; accepted: a path"),

@@ -23,8 +23,12 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import Codec, Rounding, codec_named
 
 SEED = 0
-LOSSY = tuple(name for name in KNOWN_CODECS if not codec_named(name).is_lossless)
-"""Codecs that lose something."""
+LOSSY = tuple(
+    name
+    for name in KNOWN_CODECS
+    if codec_named(name).accepts(torch.empty((1, 8), dtype=torch.bfloat16))
+)
+"""Codecs of half-precision values."""
 _ROUNDINGS: tuple[Rounding, ...] = ("nearest", "stochastic")
 
 Tensors = tuple[Tensor, ...]

@@ -65,7 +65,7 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def family(codec: str) -> str:
     """``int`` or ``fp``: where steps are even errors fall on other values than where they grow with the value."""
-    return codec.rstrip("_em0123456789")
+    return "int" if codec.startswith("int") else "fp"
 
 
 class RiskProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

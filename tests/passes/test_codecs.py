@@ -14,7 +14,8 @@ from hilore_planner.errors import OptionError
 from hilore_planner.passes.codecs import Codec, Rounding, codec_named
 
 HALF = (torch.bfloat16, torch.float16)
-LOSSY = [name for name in KNOWN_CODECS if name != "bits"]
+LOSSY = [name for name in KNOWN_CODECS if name not in ("bf16", "bits")]
+"""Codecs with scales."""
 LEVELS = {"int8": 127, "int6": 31, "int4": 7}
 """Steps from zero to the largest value of a group."""
 
@@ -257,15 +258,17 @@ def test_bits_are_the_very_mask_in_an_eighth_of_the_bytes(
 
 
 def test_an_unknown_codec_is_named_with_those_there_are() -> None:
-    with pytest.raises(OptionError, match=r"'int3' \(accepted: int8, fp8_e4m3, int6, int4, bits"):
+    with pytest.raises(
+        OptionError, match=r"'int3' \(accepted: int8, fp8_e4m3, int6, int4, bf16, bits"
+    ):
         codec_named("int3")
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "accepted"),
     [
-        ((2, 8), torch.float32, set(LOSSY)),
-        ((2, 9), torch.float32, {"int8", "fp8_e4m3"}),
+        ((2, 8), torch.float32, {*LOSSY, "bf16"}),
+        ((2, 9), torch.float32, {"int8", "fp8_e4m3", "bf16"}),
         ((2, 8), torch.bfloat16, set(LOSSY)),
         ((2, 8), torch.float8_e4m3fn, set()),
         ((2, 8), torch.float64, set()),
@@ -274,6 +277,7 @@ def test_an_unknown_codec_is_named_with_those_there_are() -> None:
         ((2, 9), torch.bool, set()),
         ((8,), torch.float32, set()),
         ((2, 0), torch.float32, set()),
+        ((2, 1), torch.float32, {"int8", "fp8_e4m3"}),
     ],
     ids=lambda value: "" if isinstance(value, set) else str(value),
 )
@@ -282,3 +286,26 @@ def test_which_values_each_codec_takes(
 ) -> None:
     value = torch.zeros(shape, dtype=dtype)
     assert {name for name in KNOWN_CODECS if codec_named(name).accepts(value)} == accepted
+
+
+@settings(max_examples=50)
+@given(value=st.floats(width=32))
+def test_bf16_is_the_nearest_of_its_values(value: float) -> None:
+    """Finite values stay finite: those beyond the largest are the largest."""
+    codec, x = codec_named("bf16"), torch.tensor([[value] * 8])
+    (kept,) = codec.encode(x)
+    back = codec.decode((kept,), torch.float32)
+    end = torch.finfo(torch.bfloat16).max
+    expected = x if math.isinf(value) else x.clamp(-end, end).to(torch.bfloat16).float()
+    assert kept.dtype == torch.bfloat16
+    assert torch.equal(back, expected) or bool((x.isnan() & back.isnan()).all())
+    assert bool(((back - x).abs() <= 2.0**-8 * x.abs() + 1e-40).all()) or not math.isfinite(value)
+
+
+def test_bf16_keeps_half_the_bytes_with_a_quarter_of_the_error_of_int8() -> None:
+    codec, x = codec_named("bf16"), _gaussian(512, 1024)
+    assert codec.kept_bytes(x.shape, x.dtype) == x.numel() * x.element_size() // 2
+    assert _relative_error(_round_trip(codec, x), x) == pytest.approx(
+        codec.relative_error, rel=0.02
+    )
+    assert 0.2 < codec.relative_error / codec_named("int8").relative_error < 0.3

@@ -17,7 +17,7 @@ from hilore_planner.grpo.tiers import Tiers, make_tiers
 from hilore_planner.passes.codecs import Tiered, codec_named
 from hilore_planner.passes.codecs.offers import tiered_names
 
-LEVELS = ("store", "int8", "fp8_e4m3", "int6", "int4")
+LEVELS = ("store", "int8", "fp8_e4m3", "int6", "int4", "bf16")
 PADDED, PACKED = Rows(16, 8), Rows(120, 1)
 
 
@@ -207,3 +207,9 @@ def test_nothing_is_offered_where_nothing_is_live_or_all_is_alike() -> None:
     assert tiered_names(Tiers((), ()), Rows(4, 10)) == ()
     assert tiered_names(make_tiers([0.0], [10], [False], 2), Rows(1, 10)) == ()
     assert tiered_names(make_tiers([1.0] * 4, [10] * 4, [True] * 4, 1), Rows(4, 10)) == ()
+
+
+def test_updates_in_fp32_are_offered_bf16_too() -> None:
+    names = tiered_names(WINNER, Rows(8, 10), dtype=torch.float32)
+    assert "bf16[:1/8x10]+int8" in names
+    assert not any("bf16" in name for name in tiered_names(WINNER, Rows(8, 10)))

@@ -17,7 +17,15 @@ from tests.peak.programs import MeanSquare
 pytestmark = pytest.mark.compat
 aten = torch.ops.aten
 
-LOSSY = ["int8", "fp8_e4m3", "int6", "int4", "int8[:1/4]+int4[:3/4]+drop", "store[:3/4]+int8"]
+LOSSY = [
+    "int8",
+    "fp8_e4m3",
+    "int6",
+    "int4",
+    "bf16",
+    "int8[:1/4]+int4[:3/4]+drop",
+    "store[:3/4]+int8",
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Eight-bit floating point with a scale for each row."""
+"""Floating point of fewer bits: eight with a scale for each row, or the sixteen of bf16."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _LARGEST = 384.0
 _SMALLEST_NORMAL = 2.0**-6
 _FRACTION = 2.0**3
 _EXPONENT = 0x7F800000
+_FEWEST = 8
+"""Features that bf16 is offered from: of fewer, little is spared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,39 @@ class Fp8E4M3:
         scaled = codes.to(torch.float32)
         values = scaled * scales.to(torch.float32)
         return torch.where(scaled.abs() >= _INFINITY, scaled * math.inf, values).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Bf16:
+    """The upper half of a float32, to the nearest: its range, and eight bits of its fraction.
+
+    To the nearest even where other codecs round stochastically: of the sixteen bits that are dropped, values that are
+    equal in the others have any, and their errors do not go together.
+    """
+
+    name: str = "bf16"
+    relative_error: float = 0.00166
+    num_parts: int = 1
+    is_lossless: bool = False
+
+    def accepts(self, value: Tensor) -> bool:
+        """Floating point of 32 bits; not what has a few numbers a row, such as a norm's statistics."""
+        is_wide = is_wide_float(value) and value.dtype == torch.float32
+        return is_wide and value.shape[-1] >= _FEWEST
+
+    def kept_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Two bytes a value."""
+        return 2 * math.prod(shape)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        """X (...) -> bfloat16 (...); finite values beyond its end are its largest."""
+        end = torch.finfo(torch.bfloat16).max
+        finite = x.clamp(-end, end)
+        return (torch.where(x.abs() == math.inf, x, finite).to(torch.bfloat16),)
+
+    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Inverse of encode, in ``dtype``."""
+        return parts[0].to(dtype)
 
 
 def _up_or_down(scaled: Tensor, scales: Tensor) -> Tensor:

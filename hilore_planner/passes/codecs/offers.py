@@ -16,7 +16,12 @@ _FEATURES = 1024
 """Of the value that sizes are compared on."""
 
 
-def tiered_names(tiers: Tiers, rows: Rows, codecs: Sequence[str] = KNOWN_CODECS) -> tuple[str, ...]:
+def tiered_names(
+    tiers: Tiers,
+    rows: Rows,
+    codecs: Sequence[str] = KNOWN_CODECS,
+    dtype: torch.dtype = torch.bfloat16,
+) -> tuple[str, ...]:
     """Names of tiered codecs for sequences in the order of ``tiers``, smallest first.
 
     Levels are the ``codecs`` that lose something, and storing; more exposed tiers never get a coarser one. Dead
@@ -27,6 +32,7 @@ def tiered_names(tiers: Tiers, rows: Rows, codecs: Sequence[str] = KNOWN_CODECS)
         tiers: of ``hilore_planner.exposure(...).tiers()``.
         rows: how the rows of the batch are laid out: Rows(B, T) padded, Rows(N, 1) packed.
         codecs: plain codecs that the plan may use.
+        dtype: of the update's activations.
 
     Raises:
         OptionError: the tiers cover more sequences, or packed rows, than ``rows`` has.
@@ -41,10 +47,12 @@ def tiered_names(tiers: Tiers, rows: Rows, codecs: Sequence[str] = KNOWN_CODECS)
         return ()
     exposed = [tier.mean_square * (tier.row_stop - tier.row_start) for tier in live]
     shares = [part / (sum(exposed) or 1.0) for part in exposed]
-    plain = [codec_named(name) for name in codecs if not codec_named(name).is_lossless]
+    known = map(codec_named, codecs)
+    value = torch.empty((1, _FEATURES), dtype=dtype, device="meta")
+    plain = [codec for codec in known if not codec.is_lossless and codec.accepts(value)]
     levels = [STORE, *(c.name for c in sorted(plain, key=lambda c: c.relative_error))]
     offers = [
-        _offer(choice, ends, shares, rows)
+        _offer(choice, ends, shares, rows, dtype)
         for choice in combinations_with_replacement(levels, len(live))
     ]
     return tuple(name for name, _, _ in _best(offers) if "[" in name)
@@ -59,7 +67,11 @@ def _end(tier: Tier, rows: Rows) -> int:
 
 
 def _offer(
-    choice: Sequence[str], ends: Sequence[int], shares: Sequence[float], rows: Rows
+    choice: Sequence[str],
+    ends: Sequence[int],
+    shares: Sequence[float],
+    rows: Rows,
+    dtype: torch.dtype,
 ) -> _Offer:
     """What one level for each live tier costs; neighbouring tiers of one level are one."""
     merged: list[tuple[str, int, float]] = []
@@ -70,7 +82,7 @@ def _offer(
         merged.append((DROP, rows.sequences, 0.0))
     names, stops, parts = zip(*merged, strict=True)
     codec = tiered_codec(TierNames(names, stops, rows))
-    size_bytes = codec.kept_bytes((rows.sequences * rows.tokens, _FEATURES), torch.bfloat16)
+    size_bytes = codec.kept_bytes((rows.sequences * rows.tokens, _FEATURES), dtype)
     return codec.name, size_bytes, codec.error(parts)
 
 

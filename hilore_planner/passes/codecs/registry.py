@@ -7,7 +7,7 @@ import functools
 from hilore_planner.codec_names import DROP, TierNames, read_tiers
 from hilore_planner.passes.codecs.base import Codec, Rounding
 from hilore_planner.passes.codecs.bits import Bits
-from hilore_planner.passes.codecs.floats import Fp8E4M3
+from hilore_planner.passes.codecs.floats import Bf16, Fp8E4M3
 from hilore_planner.passes.codecs.integers import Int8, PackedInt
 from hilore_planner.passes.codecs.tiered import Store, Tiered
 
@@ -18,6 +18,7 @@ def _plain(rounding: Rounding) -> dict[str, Codec]:
         Fp8E4M3(rounding),
         PackedInt(6, 0.0222, 0.0223, rounding),
         PackedInt(4, 0.0976, 0.0990, rounding),
+        Bf16(),
         Bits(),
         Store(),
     )
