@@ -61,7 +61,7 @@ def calibrate(
             raise OptionError(f"{name} is {value}; accepted: 1 or more")
     read = Options.parse(options)
     settings = CutSettings(read.checkpoint_tags, read.head, head_totals=read.head_totals)
-    with shown("Calibrating", progress) as steps:
+    with shown("calibrating", progress) as steps:
         captured: CapturedUpdate | None = None
         sampling: Sampling | None = None
         for index, batch in enumerate(batches):
