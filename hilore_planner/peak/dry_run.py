@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hilore_planner.errors import RegionError
 from hilore_planner.peak.allocator import Allocator, ExactAllocator, caching_allocator
+from hilore_planner.peak.ledger import Ledger
 from hilore_planner.peak.namespace import rebind_call
-from hilore_planner.peak.timeline import Ledger, TensorSpec, Timeline
+from hilore_planner.peak.timeline import TensorSpec, Timeline
 from hilore_planner.peak.wrapper import InputSpec, Wrapper
 
 Value = torch.Tensor | int | float | None
@@ -80,17 +81,17 @@ def dry_run(
         kept = [value for value, spec in zip(values, inputs, strict=True) if _is_kept(spec)]
         start = len(ledger)
         outputs = runner.run(wrapper, values)
-        timeline = summarise(ledger, start, outputs)
+        timeline = summarise(ledger, start, output_specs(outputs))
         kept.clear()
     return timeline
 
 
-def summarise(ledger: Ledger, start: int, outputs: Sequence[Value]) -> Timeline:
-    """The timeline of what the ledger recorded from its `start`-th entry on."""
+def summarise(ledger: Ledger, start: int, outputs: tuple[InputSpec, ...]) -> Timeline:
+    """The timeline of what the ledger recorded from its `start`-th entry on, until there were the `outputs`."""
     totals = ledger.totals()
     peak = ledger.peak_position(start)
     line = ledger.line_at(peak) if peak > start else 0
-    launches, last_bytes = ledger.take_launches(start)
+    launches, last_bytes = ledger.launches(start)
     return Timeline(
         moments=ledger.moments(start),
         start_bytes=totals[start],
@@ -100,20 +101,23 @@ def summarise(ledger: Ledger, start: int, outputs: Sequence[Value]) -> Timeline:
         owners=ledger.owners(peak),
         end_bytes=totals[-1],
         reserved_bytes=ledger.allocator.reserved_bytes,
-        outputs=tuple(_output_specs(outputs)),
+        outputs=outputs,
         launches=launches,
         last_bytes=last_bytes,
     )
 
 
-def _output_specs(outputs: Sequence[Value]) -> Iterator[InputSpec]:
+def output_specs(outputs: Sequence[Value]) -> tuple[InputSpec, ...]:
+    """What describes a call's outputs, those on one storage in one group."""
     groups: dict[int, str] = {}
-    for position, value in enumerate(outputs):
+
+    def described(position: int, value: Value) -> InputSpec:
         if not isinstance(value, torch.Tensor):
-            yield value
-            continue
+            return value
         key = value.untyped_storage()._cdata
-        yield TensorSpec.of(value, alias_group=groups.setdefault(key, f"output_{position}"))
+        return TensorSpec.of(value, alias_group=groups.setdefault(key, f"output_{position}"))
+
+    return tuple(described(position, value) for position, value in enumerate(outputs))
 
 
 def _is_kept(spec: InputSpec) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hilore_planner.errors import RegionError
-from hilore_planner.peak.timeline import Ledger
+from hilore_planner.peak.ledger import Ledger
 from hilore_planner.peak.wrapper import Wrapper
 
 Spend = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], None]

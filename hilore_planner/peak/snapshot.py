@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hilore_planner.peak.timeline import Owner, assigned_name
+from hilore_planner.peak.ledger import assigned_name
+from hilore_planner.peak.timeline import Owner
 
 MAX_ENTRIES = 1_000_000
 

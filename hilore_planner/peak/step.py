@@ -18,9 +18,11 @@ from hilore_planner.peak.dry_run import (
     Workspaces,
     allocator_for,
     materialise,
+    output_specs,
     summarise,
 )
-from hilore_planner.peak.timeline import Ledger, Owner, TensorSpec, Timeline
+from hilore_planner.peak.ledger import Ledger
+from hilore_planner.peak.timeline import Owner, TensorSpec, Timeline
 from hilore_planner.peak.wrapper import InputSpec, Wrapper
 
 Phase = Literal["forward", "backward"]
@@ -87,9 +89,9 @@ def step_peak(
         tangents: the gradients that come in for the forward's outputs; None: like the
             floating-point outputs, if as many as the backward takes, else as the benchmark
             harness in the file makes them.
-        updates: how many to run one after another, gradients dropped in between. A caching
-            allocator counts differently once its cache is warm; the highest of the updates is
-            returned.
+        updates: how many follow one another, gradients dropped in between. A caching allocator
+            serves the same requests differently once its cache is warm; the highest of the updates
+            is returned.
         allocator: model of the device's allocator; None: a fresh one of the device's kind.
         workspaces: what operations take while they run; None: nothing is counted for that.
 
@@ -102,18 +104,36 @@ def step_peak(
         runner = DryRunner(mode, ledger, workspaces)
         values = materialise(inputs, forward.input_names, ledger)
         step = _Step(runner, forward, backward, tuple(inputs), values, tangents)
-        timelines = [step.run() for _ in range(updates)]
+        first = step.run()
+        stop = len(ledger)
+        found = [first, *(step.repeated(first, stop) for _ in range(updates - 1))]
         values.clear()
-    return _highest(timelines, base_bytes or 0)
+    return _highest(found, base_bytes or 0)
 
 
-def _highest(updates: Sequence[tuple[Timeline, Timeline]], base_bytes: int) -> StepPeak:
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """One update, and where in the ledger its forward starts and each half is done."""
+
+    forward: Timeline
+    backward: Timeline
+    start: int
+    middle: int
+    end: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.forward.peak_bytes, self.backward.peak_bytes)
+
+
+def _highest(updates: Sequence[_Update], base_bytes: int) -> StepPeak:
     """The peak of the highest of some updates; ``base_bytes`` as for :func:`step_peak`."""
-    before, after = max(updates, key=lambda pair: max(line.peak_bytes for line in pair))
+    highest = max(updates, key=lambda update: update.peak_bytes)
+    before, after = highest.forward, highest.backward
     # A block may be larger than its tensor: what inputs take is part of the device's own count already.
     outside_bytes = max(0, base_bytes - before.start_bytes)
     return StepPeak(
-        peak_bytes=outside_bytes + max(before.peak_bytes, after.peak_bytes),
+        peak_bytes=outside_bytes + highest.peak_bytes,
         phase="forward" if before.peak_bytes > after.peak_bytes else "backward",
         base_bytes=outside_bytes + before.start_bytes,
         saved_bytes=before.end_bytes - before.start_bytes,
@@ -133,12 +153,12 @@ class _Step:
     values: list[Value]
     tangents: Sequence[TensorSpec] | None
 
-    def run(self) -> tuple[Timeline, Timeline]:
+    def run(self) -> _Update:
         """One update; only the kept inputs are alive afterwards."""
         ledger = self.runner.ledger
         start = len(ledger)
         outputs = list(self.runner.run(self.forward, list(self.values)))
-        forward_line = summarise(ledger, start, outputs)
+        forward = summarise(ledger, start, output_specs(outputs))
         n_saved = sum(not _is_tangent(name) for name in self.backward.input_names)
         n_held = len(outputs) - n_saved
         if n_held < 0:
@@ -160,7 +180,23 @@ class _Step:
         gradients = list(self.runner.run(self.backward, arguments))
         still_held.clear()
         self._accumulate(gradients)
-        return forward_line, summarise(ledger, middle, gradients)
+        backward = summarise(ledger, middle, output_specs(gradients))
+        return _Update(forward, backward, start, middle, len(ledger))
+
+    def repeated(self, first: _Update, stop: int) -> _Update:
+        """An update once more: it asks for the same as the first, which the ledger recorded until ``stop``."""
+        ledger = self.runner.ledger
+        start = len(ledger)
+        ledger.source = self.forward.path
+        ledger.repeat(first.start, first.middle)
+        forward = summarise(ledger, start, first.forward.outputs)
+        middle = len(ledger)
+        ledger.source = self.backward.path
+        ledger.repeat(first.middle, first.end)
+        backward = summarise(ledger, middle, first.backward.outputs)
+        end = len(ledger)
+        ledger.repeat(first.end, stop)
+        return _Update(forward, backward, start, middle, end)
 
     def _incoming(self, held: Sequence[Value], ledger: Ledger) -> list[Value]:
         names = [name for name in self.backward.input_names if _is_tangent(name)]
