@@ -100,7 +100,8 @@ def scale_of(peak: Tensor, step: Tensor | float, dtype: torch.dtype) -> Tensor:
     cast to bf16 and back: encode and decode use one scale.
     """
     end = torch.finfo(dtype).max * (2 - ROUND_UP)
-    scale = (peak.clamp_min(SMALLEST_PEAK) * ROUND_UP).clamp_max(end) * step
+    peak = peak.clamp_min(SMALLEST_PEAK)
     if scale_dtype(dtype) == torch.float32:
-        return scale
+        return peak.clamp_max(end) * step
+    scale = (peak * ROUND_UP).clamp_max(end) * step
     return ((scale.view(torch.int32) + _HALF_BF16) & ~_BELOW_BF16).view(torch.float32)
