@@ -55,6 +55,7 @@ def bench_calibrate(setting: Setting, *, batches: int, device: str) -> Row:
         "batches": batches,
         "tokens": setting.tokens,
         "classes": len(profile.kept) + len(profile.rebuilt),
+        "erratic": sum(bool(one.erratic) for one in (*profile.kept, *profile.rebuilt)),
         "additivity": profile.additivity,
         "margin": round(profile.margin, 3),
         "trials": list(profile.trials),

@@ -89,6 +89,7 @@ def _risk(
             for name in codecs
             if (e := errors(sampling, unit_class, name))
         },
+        erratic=tuple(name for name in codecs if name in sampling.erratic[id(unit_class)]),
     )
 
 

@@ -104,8 +104,9 @@ def spread_of(ratios: Tensor) -> tuple[float, float]:
 def upper_factor(ratios: Sequence[float], batches: int) -> float:
     """What the ratio of a new batch and placement exceeds with a chance of 1 in 1000.
 
-    A bound on the next observation where logarithms are Gaussian: by Student's t with as many degrees of freedom
-    as there are batches to learn from, however many placements each had.
+    A bound on the next observation where logarithms above their median are half of a Gaussian: by Student's t with as
+    many degrees of freedom as there are batches to learn from, however many placements each had. How far below others
+    are, such as those of a batch with an unusually large gradient, says nothing of how far above one may be.
 
     Args:
         ratios: measured over predicted squared error, of placements predicted from other batches.
@@ -113,10 +114,11 @@ def upper_factor(ratios: Sequence[float], batches: int) -> float:
     """
     logs = torch.tensor(ratios, dtype=torch.float64).log()
     freedom = batches - 1 + _USUAL_FREEDOM
-    seen = float(logs.var(correction=0))
+    middle = float(logs.quantile(0.5))
+    seen = 2 * float((logs - middle).clamp_min(0.0).square().mean())
     variance = ((batches - 1) * seen + _USUAL_FREEDOM * _USUAL**2) / freedom
     spread = math.sqrt(variance * (1 + 1 / batches))
-    return math.exp(float(logs.mean()) + student_quantile(1 - _CHANCE, freedom) * spread)
+    return math.exp(middle + student_quantile(1 - _CHANCE, freedom) * spread)
 
 
 def student_quantile(chance: float, freedom: int) -> float:

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from hilore_planner.calibration.classes import sources
 from hilore_planner.calibration.profile import ClassRisk, RiskProfile
@@ -21,8 +22,26 @@ _LEAST = 1e-12
 _ALIKE = 1e-9
 """Relative difference that is summation's."""
 
+_WHOLE = 1.0
+"""Risk of what acts out of proportion: all of the gradient, which no plan can afford."""
+
 BySequence = list[float]
 """A number for each place in a batch whose sequences stand in order of exposure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one inexact unit of a placement adds.
+
+    Attributes:
+        risk_class: its class; None if the profile does not know it.
+        is_erratic: its error acts out of proportion.
+    """
+
+    unit: str
+    risk_class: ClassRisk | None
+    risks: BySequence
+    is_erratic: bool
 
 
 @dataclass(slots=True)
@@ -38,9 +57,13 @@ class CalibratedRisk:
     profile: RiskProfile
     graph: RecoveryGraph
     bounded: set[str] = field(default_factory=set)
+    _sources: dict[str, tuple[RecoveryUnit, ...]] = field(default_factory=dict)
+    _found: dict[tuple[bool, str, int | None], ClassRisk | None] = field(default_factory=dict)
 
     def risk(self, unit: RecoveryUnit, codec: str) -> float:
         """Risk of keeping ``unit`` by ``codec``."""
+        if self._is_erratic(unit, codec):
+            return _WHOLE
         risk = self.profile.margin * self.mean(self._kept(unit, codec))
         return risk if codec_named(codec).is_lossless else max(risk, _LEAST)
 
@@ -48,11 +71,13 @@ class CalibratedRisk:
         """What recomputing ``unit`` from values kept by the worst of ``codecs`` adds."""
         found = self._rebuilt_class(unit)
         if found is None:
-            can_be_inexact = unit.can_store and unit.can_recompute and sources(self.graph, unit)
+            can_be_inexact = unit.can_store and unit.can_recompute and self._made_from(unit)
             return FIRST_ORDER.inexact_risk(unit, codecs) if can_be_inexact else 0.0
-        errors = (self.mean([_error(found, c) for c in self._codecs(codec)]) for codec in codecs)
-        worst = max((self._rebuilt(found, error) for error in errors), default=0.0)
-        return self.profile.margin * worst
+        by_codec = [[_error(found, c) for c in self._codecs(codec)] for codec in codecs]
+        if any(map(found.is_erratic, chain.from_iterable(by_codec))):
+            return _WHOLE
+        risks = (self.mean(self._rebuilt(found, errors)) for errors in by_codec)
+        return self.profile.margin * max(risks, default=0.0)
 
     def gradient_error(self, solution: Solution) -> float:
         """Relative gradient error of a whole placement on a typical batch."""
@@ -71,34 +96,37 @@ class CalibratedRisk:
     def by_sequence(self, placement: Mapping[str, str]) -> BySequence:
         """The same if all of a batch's exposure were at one place: what it is for a batch is their mean by exposure."""
         total = [0.0] * self._places
-        for _, _, risks in self.parts(placement):
-            total = _sum(total, risks)
+        for part in self.parts(placement):
+            total = _sum(total, part.risks)
         return total
 
     def by_class(self, placement: Mapping[str, str]) -> dict[int, float]:
         """What each class adds on a typical batch, by its identity; 0 is of all units the profile does not know."""
         found: dict[int, float] = defaultdict(float)
-        for _, risk_class, risks in self.parts(placement):
-            found[0 if risk_class is None else id(risk_class)] += self.mean(risks)
+        for part in self.parts(placement):
+            of = 0 if part.risk_class is None else id(part.risk_class)
+            found[of] += self.mean(part.risks)
         return found
 
-    def parts(
-        self, placement: Mapping[str, str]
-    ) -> Iterator[tuple[str, ClassRisk | None, BySequence]]:
-        """Each inexact unit, its class, and what it adds."""
+    def parts(self, placement: Mapping[str, str]) -> Iterator[Part]:
+        """Each inexact unit, and what it adds."""
         errors: dict[str, BySequence] = {}
         for name, unit in self.graph.units.items():
             action = placement.get(name, "")
             codec = kept_codec(action)
             if codec is not None:
                 errors[name] = self._errors(unit, codec)
-                yield name, self._class(unit, codec), self._kept(unit, codec)
+                found = self._class(unit, codec)
+                is_erratic = self._is_erratic(unit, codec)
+                yield Part(name, found, self._kept(unit, codec), is_erratic)
             elif action == "recompute":
-                of = [errors.get(source.name) for source in sources(self.graph, unit)]
-                inexact = [found for found in of if found is not None]
+                of = [errors.get(source.name) for source in self._made_from(unit)]
+                inexact = [source for source in of if source is not None]
                 if inexact:
                     errors[name] = [sum(place) / len(of) for place in zip(*inexact, strict=True)]
-                    yield name, self._rebuilt_class(unit), self._added(unit, errors[name])
+                    found = self._rebuilt_class(unit)
+                    is_erratic = found is not None and any(map(found.is_erratic, errors[name]))
+                    yield Part(name, found, self._added(unit, errors[name]), is_erratic)
 
     def mean(self, values: BySequence) -> float:
         """Over a typical batch's exposure."""
@@ -128,7 +156,7 @@ class CalibratedRisk:
     def _added(self, unit: RecoveryUnit, errors: BySequence) -> BySequence:
         found = self._rebuilt_class(unit)
         if found is not None:
-            return [self._rebuilt(found, error) for error in errors]
+            return self._rebuilt(found, errors)
         # An operator's own unit has no value: its outputs carry the risk.
         return errors if unit.can_store else [0.0] * self._places
 
@@ -150,17 +178,33 @@ class CalibratedRisk:
             return [codec_for(unit, codec).relative_error ** 2] * self._places
         return [_error(found, c) for c in self._codecs(codec)]
 
-    def _rebuilt(self, found: ClassRisk, error: float) -> float:
-        return self.profile.additivity * found.gain_at(error) * error
+    def _rebuilt(self, found: ClassRisk, errors: BySequence) -> BySequence:
+        return [self.profile.additivity * found.gain_at(error) * error for error in errors]
+
+    def _made_from(self, unit: RecoveryUnit) -> tuple[RecoveryUnit, ...]:
+        if unit.name not in self._sources:
+            self._sources[unit.name] = sources(self.graph, unit)
+        return self._sources[unit.name]
 
     def _rebuilt_class(self, unit: RecoveryUnit) -> ClassRisk | None:
-        return self.profile.find(self.profile.rebuilt, unit.origin.kind, unit.origin.layer)
+        return self._find(unit, is_rebuilt=True)
+
+    def _find(self, unit: RecoveryUnit, *, is_rebuilt: bool) -> ClassRisk | None:
+        key = (is_rebuilt, unit.origin.kind, unit.origin.layer)
+        if key not in self._found:
+            classes = self.profile.rebuilt if is_rebuilt else self.profile.kept
+            self._found[key] = self.profile.find(classes, unit.origin.kind, unit.origin.layer)
+        return self._found[key]
+
+    def _is_erratic(self, unit: RecoveryUnit, codec: str) -> bool:
+        found = self._class(unit, codec)
+        return found is not None and not set(found.erratic).isdisjoint(self._codecs(codec))
 
     def _class(self, unit: RecoveryUnit, codec: str) -> ClassRisk | None:
         """None for units the profile does not know, and for copies that lose nothing."""
         if codec_named(codec).is_lossless:
             return None
-        found = self.profile.find(self.profile.kept, unit.origin.kind, unit.origin.layer)
+        found = self._find(unit, is_rebuilt=False)
         if found is None:
             self.bounded.add(unit.name)
         return found

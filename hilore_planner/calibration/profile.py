@@ -37,6 +37,8 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By codec it was measured with: squared relative error of the gradient over the units' summed errors."""
     errors: dict[str, NotNegative]
     """By codec: mean squared relative error of a unit's value, rows weighted by their squared exposure."""
+    erratic: tuple[str, ...] = ()
+    """Codecs whose error acts out of proportion, which differs much between batches: none is planned with."""
 
     def holds(self, layer: int | None) -> bool:
         """Whether a unit of this kind in ``layer`` belongs to the class."""
@@ -53,14 +55,21 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The gain for an error by any codec."""
         return self._at(error, self.gains)
 
+    def is_erratic(self, error: float) -> bool:
+        """Whether an error by any codec is about as large as those that act out of proportion."""
+        return self._nearest(error, self.gains) in self.erratic
+
     def _at(self, error: float, gains: dict[str, float]) -> float:
-        """That of the measured error next to this one, in proportion; of two as near, of the larger."""
+        return gains[self._nearest(error, gains)]
+
+    def _nearest(self, error: float, gains: dict[str, float]) -> str:
+        """The codec whose measured error is next to this one, in proportion; of two as near, the larger."""
 
         def away(codec: str) -> tuple[float, float]:
             measured = max(self.errors.get(codec, 0.0), _SMALLEST)
             return abs(math.log(measured / max(error, _SMALLEST))), -measured
 
-        return gains[min(gains, key=away)]
+        return min(gains, key=away)
 
 
 def family(codec: str) -> str:

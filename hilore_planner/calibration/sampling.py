@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from hilore_planner.calibration.classes import UnitClass, kept_classes, rebuilt_classes, sources
+from hilore_planner.calibration.effects import Effect, Effects
 from hilore_planner.calibration.estimate import fitted_risks, observations, summed_risks
-from hilore_planner.calibration.interpret import Change, JointInterpreter
-from hilore_planner.calibration.measure import MeasuredBatch, amplification, change_by
+from hilore_planner.calibration.interpret import JointInterpreter
+from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import family
 from hilore_planner.calibration.progress import Steps
-from hilore_planner.calibration.trials import LARGEST_TELLING, Trial, draw_placement, is_telling
+from hilore_planner.calibration.trials import Offers, Trial, draw_placement, is_telling, offers_of
 from hilore_planner.codec_names import DROP, STORE, read_tiers
 from hilore_planner.errors import OptionError
-from hilore_planner.passes.codecs import codec_for, codec_named, offered_codec
+from hilore_planner.passes.codecs import codec_named, offered_codec
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import kept_codec
 
-_TRIALS = 6
+_TRIALS = 4
 """Placements tried on each batch."""
 _DRAWS = 50
 """Placements drawn until one is worth measuring."""
-_PROPORTIONAL = 0.05**2
-"""Squared gradient error up to which a class's error acts in proportion: more than a plan has of all classes."""
 
 
 @dataclass(slots=True)
@@ -59,10 +57,8 @@ class Sampling:
     shares: list[list[float]] = field(default_factory=list)
     """Of each batch's squared exposure."""
     batches: int = 0
-    _shares: dict[tuple[frozenset[tuple[str, str]], frozenset[str]], float] = field(
-        default_factory=dict
-    )
-    """Of the present batch: sources of one class are often another class."""
+    erratic: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Codecs whose errors act out of proportion, by class's identity."""
 
     @classmethod
     def of(cls, graph: RecoveryGraph, names: Sequence[str], buckets: int, steps: Steps) -> Sampling:
@@ -106,21 +102,21 @@ class Sampling:
         self.norms.append((batch.squared_norm, batch.exposed))
         if batch.weights is not None:
             self.shares.append(batch.weights.shares)
-        self._shares.clear()
+        effects = Effects(self.graph, batch)
         if is_perturbed:
             kept, rebuilt = (sum(map(_is_read, of)) for of in (self.kept, self.rebuilt))
-            self.steps.more(kept * len(self.ladders) + 2 * rebuilt)
+            self.steps.more(kept + rebuilt)
             self._measure_errors(batch)
             for unit_class in self.kept:
-                for ladder in self.ladders:
-                    self._sample_kept(batch, unit_class, ladder)
+                self._sample_kept(effects, unit_class)
             for unit_class in self.rebuilt:
-                self._sample_rebuilt(batch, unit_class)
+                self._sample_rebuilt(effects, unit_class)
         self.steps.more(_TRIALS)
         raw = summed_risks(self)
         model = CalibratedRisk(fitted_risks(raw, observations(self, raw)), self.graph)
+        offers = offers_of(model, self.spared_bytes)
         for _ in range(_TRIALS):
-            self._try(batch, model)
+            self._try(effects, model, offers)
 
     def _measure_errors(self, batch: MeasuredBatch) -> None:
         for unit_class in self.kept:
@@ -135,52 +131,25 @@ class Sampling:
                         self.errors[unit.name, name].append(batch.error(unit, codec))
                         self.spared_bytes[unit.name, name] = spared
 
-    def _share(
-        self, batch: MeasuredBatch, kept: Mapping[str, str], rebuilt: Iterable[str] = ()
-    ) -> float:
-        """Squared relative gradient error with units kept by codecs and others made again from them."""
-        key = (frozenset(kept.items()), frozenset(rebuilt))
-        if key not in self._shares:
-            # Rounding hides small errors; those of the coarsest codec must still act in proportion.
-            factor = min(amplification(codec_named(c), batch.dtype) for c in kept.values())
-            share = self._amplified(batch, kept, key[1], factor)
-            if factor > 1 and share > LARGEST_TELLING:
-                factor = max(1.0, factor * math.sqrt(_PROPORTIONAL / share))
-                share = self._amplified(batch, kept, key[1], factor)
-            self._shares[key] = share / factor**2
-        self.steps.done()
-        return self._shares[key]
+    def _sample_kept(self, effects: Effects, unit_class: UnitClass) -> None:
+        """The coarsest codec of each ladder that is in proportion: what feeds an exponential takes ever finer ones."""
+        in_proportion = 0.0
+        for ladder in self.ladders:
+            for codec in ladder:
+                units = [u.name for u in unit_class.units if (u.name, codec) in self.errors]
+                if not units:
+                    continue
+                error = sum(self.errors[name, codec][-1] for name in units)
+                found, is_known = Effect(0.0), error <= in_proportion
+                if _is_read(unit_class):
+                    found = effects.of_class(dict.fromkeys(units, codec), is_known=is_known)
+                if self._sample(effects, unit_class, codec, found, error):
+                    in_proportion = max(in_proportion, error)
+                    break
+        if _is_read(unit_class):
+            self.steps.done()
 
-    def _amplified(
-        self,
-        batch: MeasuredBatch,
-        kept: Mapping[str, str],
-        rebuilt: Iterable[str],
-        factor: float,
-    ) -> float:
-        """The same with the copies' errors ``factor`` times as large."""
-        changes: dict[str, Change] = {
-            name: change_by(codec_for(self.graph.units[name], codec), factor)
-            for name, codec in kept.items()
-        }
-        return batch.share(changes | dict.fromkeys(rebuilt, "recompute"))
-
-    def _sample_kept(
-        self, batch: MeasuredBatch, unit_class: UnitClass, ladder: Sequence[str]
-    ) -> None:
-        """The coarsest codec alone where it is in proportion: what feeds an exponential takes ever finer ones."""
-        for codec in ladder:
-            units = [unit.name for unit in unit_class.units if (unit.name, codec) in self.errors]
-            if not units:
-                continue
-            error = sum(self.errors[name, codec][-1] for name in units)
-            is_read = _is_read(unit_class)
-            share = self._share(batch, dict.fromkeys(units, codec)) if is_read else 0.0
-            self._sample(batch, unit_class, codec, share, error)
-            if share <= _PROPORTIONAL:
-                break
-
-    def _sample_rebuilt(self, batch: MeasuredBatch, unit_class: UnitClass) -> None:
+    def _sample_rebuilt(self, effects: Effects, unit_class: UnitClass) -> None:
         """What making units again adds to the effect of their sources' own smaller copies."""
         for codec in _coarsest_first(plain_codecs(self.codecs)):
             of = {source.name for unit in unit_class.units for source in self._sources(unit, codec)}
@@ -188,20 +157,26 @@ class Sampling:
             error = sum(self.source_error(unit, codec) for unit in units)
             if not error:
                 continue
-            alone = both = 0.0
+            found = Effect(0.0)
             if _is_read(unit_class):
                 kept = dict.fromkeys(of, codec)
-                alone = self._share(batch, kept)
-                both = self._share(batch, kept, (u.name for u in units))
-            self._sample(batch, unit_class, codec, max(0.0, both - alone), error)
-            if both <= _PROPORTIONAL:
+                both = effects.of_class(kept, [unit.name for unit in units])
+                alone = effects.share(kept, (), both.factor)
+                found = replace(both, share=max(0.0, both.share - alone))
+            if self._sample(effects, unit_class, codec, found, error):
                 break
+        if _is_read(unit_class):
+            self.steps.done()
 
     def _sample(
-        self, batch: MeasuredBatch, unit_class: UnitClass, codec: str, share: float, error: float
-    ) -> None:
-        found = (share * batch.squared_norm, error * batch.exposed)
-        self.samples[id(unit_class), codec].append(found)
+        self, effects: Effects, unit_class: UnitClass, codec: str, found: Effect, error: float
+    ) -> bool:
+        """Note an effect; whether finer codecs need not be measured."""
+        batch, known = effects.batch, (id(unit_class), codec)
+        self.samples[known].append((found.share * batch.squared_norm, error * batch.exposed))
+        if not found.is_proportional:
+            self.erratic[id(unit_class)].add(codec)
+        return found.is_proportional
 
     def gain(self, unit_class: UnitClass, codec: str) -> float | None:
         """Squared relative error of a typical gradient over the units' summed errors; None if not measured."""
@@ -224,20 +199,20 @@ class Sampling:
     def _sources(self, unit: RecoveryUnit, codec: str) -> list[RecoveryUnit]:
         return [of for of in sources(self.graph, unit) if (of.name, codec) in self.errors]
 
-    def _try(self, batch: MeasuredBatch, model: CalibratedRisk) -> None:
+    def _try(self, effects: Effects, model: CalibratedRisk, offers: Offers) -> None:
         """Measure a placement as it would be run, if one is drawn that shows something."""
+        self.steps.done()
         for _ in range(_DRAWS):
-            placement = draw_placement(model, self.spared_bytes, self.draw)
+            placement = draw_placement(model, offers, self.draw)
             if is_telling(model.typical(placement)):
                 break
         else:
-            self.steps.done()
             return
         codecs = {name: kept_codec(action) for name, action in placement.items()}
         kept = {name: codec for name, codec in codecs.items() if codec is not None}
         makers = self.interpreter.makers
         rebuilt = [name for name, do in placement.items() if do == "recompute" and name in makers]
-        share = self._share(batch, kept, rebuilt)
+        share = effects.of_placement(kept, rebuilt)
         self.trials.append(Trial(placement, self.batches, share))
 
 

@@ -33,7 +33,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class Form:
     """One codec's offer for one unit."""
 
     codec: str
@@ -41,7 +41,7 @@ class _Form:
     risk: float
 
 
-_Forms = Mapping[str, Sequence[_Form]]
+Offers = Mapping[str, Sequence[Form]]
 """By unit."""
 
 
@@ -50,17 +50,24 @@ def is_telling(squared_error: float) -> bool:
     return _SMALLEST_TELLING < squared_error < LARGEST_TELLING
 
 
-def draw_placement(
-    model: CalibratedRisk, spared_bytes: Mapping[tuple[str, str], int], draw: random.Random
-) -> dict[str, str]:
+def offers_of(model: CalibratedRisk, spared_bytes: Mapping[tuple[str, str], int]) -> Offers:
+    """What copies spare, by unit and codec, and what they risk."""
+    forms: dict[str, list[Form]] = defaultdict(list)
+    for (name, codec), spared in spared_bytes.items():
+        risk = model.risk(model.graph.units[name], codec)
+        forms[name].append(Form(codec, spared, risk))
+    return forms
+
+
+def draw_placement(model: CalibratedRisk, offers: Offers, draw: random.Random) -> dict[str, str]:
     """What a solver might choose: for some gradient error, the copies that spare most bytes for their risk.
 
     Which kinds of units are wanted in fewer bytes is drawn, as a cap decides it; others are stored, or made again where
     that does not risk too much.
 
     Args:
-        model: prices copies.
-        spared_bytes: by unit and codec.
+        model: prices what is made again.
+        offers: of copies.
         draw: of random numbers.
     """
     graph = model.graph
@@ -68,11 +75,9 @@ def draw_placement(
     kinds = sorted({unit.origin.kind for unit in graph.units.values()})
     again = {kind for kind in kinds if draw.random() < part}
     wanted = {kind for kind in kinds if draw.random() < wanted_part}
-    forms: dict[str, list[_Form]] = defaultdict(list)
-    for (name, codec), spared in spared_bytes.items():
-        unit = graph.units[name]
-        if unit.origin.kind in wanted:
-            forms[name].append(_Form(codec, spared, model.risk(unit, codec)))
+    forms = {
+        name: offered for name, offered in offers.items() if graph.units[name].origin.kind in wanted
+    }
     least, most = (math.log(error) for error in _TRIED_ERRORS)
     price = _price(forms, math.exp(2 * draw.uniform(least, most)))
     chosen = _best(forms, price)
@@ -89,15 +94,16 @@ def draw_placement(
 
 
 def _too_dear(model: CalibratedRisk, placement: Mapping[str, str], price: float) -> Iterator[str]:
-    """Units made again from smaller copies, whose risk is not worth the bytes of storing them."""
-    for name, _, risks in model.parts(placement):
-        unit = model.graph.units[name]
-        is_again = placement[name] == "recompute" and unit.can_store
-        if is_again and price * model.mean(risks) > unit.kept_bytes:
-            yield name
+    """Units made again from smaller copies, whose risk is not worth the bytes of storing them, or cannot be told."""
+    for part in model.parts(placement):
+        unit = model.graph.units[part.unit]
+        is_again = placement[part.unit] == "recompute" and unit.can_store
+        is_dear = part.is_erratic or price * model.mean(part.risks) > unit.kept_bytes
+        if is_again and is_dear:
+            yield part.unit
 
 
-def _price(forms: _Forms, budget: float) -> float:
+def _price(forms: Offers, budget: float) -> float:
     """Of risk in bytes, at which each unit's best form makes up a risk of about ``budget``."""
     low, high = -10.0, 50.0
     for _ in range(_HALVINGS):
@@ -107,7 +113,7 @@ def _price(forms: _Forms, budget: float) -> float:
     return math.exp(high)
 
 
-def _best(forms: _Forms, price: float) -> dict[str, _Form]:
+def _best(forms: Offers, price: float) -> dict[str, Form]:
     """By unit, the form of most bytes less priced risk; units that none spares anything of are left out."""
     found = {}
     for name, offered in forms.items():

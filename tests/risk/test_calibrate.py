@@ -253,22 +253,44 @@ class Sharp(nn.Module):
         return loss
 
 
-def test_what_acts_out_of_proportion_is_measured_with_finer_codecs_too() -> None:
+def test_what_acts_out_of_proportion_is_measured_with_finer_codecs_and_not_planned_with() -> None:
     torch._dynamo.reset()
     codecs = ["int8", "int6", "int4"]
     batches = [batch(seed) for seed in range(2)]
-    profile = calibrate(Sharp(), batches, options={"codecs": codecs}, progress=False)
-    gains = {found.kind: found.gains for found in profile.kept}
-    assert gains["first:addmm"].keys() == set(codecs)
-    assert gains["first:addmm"]["int4"] > 3 * gains["first:addmm"]["int8"]
-    assert gains["second:addmm"].keys() == {"int4"}
+    model = Sharp()
+    profile = calibrate(model, batches, options={"codecs": codecs}, progress=False)
+    found = {one.kind: one for one in profile.kept}
+    first, second = found["first:addmm"], found["second:addmm"]
+    assert first.gains.keys() == set(codecs)
+    assert first.gains["int4"] > 3 * first.gains["int8"]
+    assert "int4" in first.erratic
+    assert "int8" not in first.erratic
+    assert second.gains.keys() == {"int4"}
+    assert not second.erratic
+    risks = CalibratedRisk(profile, CapturedUpdate.of(model, batches[0], CutSettings()).graph)
+    unit = risks.graph.units["first:addmm"]
+    assert risks.risk(unit, "int4") == 1 > risks.risk(unit, "int8")
+    again = risks.graph.units["div"]
+    assert risks.inexact_risk(again, ["int8", "int4"]) == 1
+
+
+def test_what_is_about_as_wrong_as_what_acts_out_of_proportion_does_too() -> None:
+    errors, gains = {"int8": 4e-5, "int6": 6e-4, "int4": 1e-2}, {"int6": 50.0, "int4": 1e4}
+    found = ClassRisk("q", 0, 1, 2, gains, errors, ("int4",))
+    # Nearest is in proportion: from their geometric mean, 2.4e-3, on.
+    assert [found.is_erratic(error) for error in (0.0, 2.3e-3, 2.6e-3)] == [False, False, True]
 
 
 def test_in_half_precision_errors_are_not_magnified_out_of_proportion() -> None:
-    gains = []
-    for dtype in (torch.float32, torch.bfloat16):
-        torch._dynamo.reset()
-        batches = [tuple(t.to(dtype) if t.is_floating_point() else t for t in batch(0))]
-        found = calibrate(Sharp().to(dtype), batches, options={"codecs": ["int8"]}, progress=False)
-        gains.append({one.kind: one.gains["int8"] for one in found.kept}["first:addmm"])
-    assert gains[0] / 2 < gains[1] < 2 * gains[0]
+    """What calibration finds with errors magnified, where it can, is what the error does as it is."""
+    torch._dynamo.reset()
+    model = Sharp().to(torch.bfloat16)
+    x, chosen, advantages = batch(0)
+    given = (x.bfloat16(), chosen, advantages.bfloat16())
+    profile = calibrate(model, [given], options={"codecs": ["int8"]}, progress=False)
+    found = {one.kind: one for one in profile.kept}["first:addmm"]
+    captured = CapturedUpdate.of(model, given, CutSettings())
+    measured = MeasuredBatch(JointInterpreter.of(captured.graph), captured.inputs(given), None)
+    codec = codec_for(captured.graph.units["first:addmm"], "int8")
+    share = measured.share({"first:addmm": change_by(codec)})
+    assert found.gains["int8"] * found.errors["int8"] == pytest.approx(share, rel=0.2)

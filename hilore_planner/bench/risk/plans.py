@@ -22,7 +22,7 @@ from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
 from hilore_planner.plan import PlacementPlan
 
-CODECS = ("int8", "fp8_e4m3", "int6", "int4")
+CODECS = ("bf16", "int8", "fp8_e4m3", "int6", "int4")
 _LARGEST = 0.9
 """Budget under which every codec is offered."""
 _FINE = 1e-3
@@ -131,8 +131,10 @@ def codecs_for(setting: RiskSetting, *, one_winner: bool) -> tuple[str, ...]:
         ("int8", "int6"),
         ("int8", "int4"),
         ("int6", "int4"),
+        ("bf16", "int8"),
+        ("bf16", "int6"),
+        ("store", "bf16"),
         ("store", "int8"),
-        ("store", "int6"),
     )
     return (*CODECS, *(f"{first}[:{rows}]+{rest}" for first, rest in finer))
 

@@ -116,6 +116,7 @@ def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
         "variant": f"calibration{' for one winner' if one_winner else ''}",
         "calibration_seconds": round(time.perf_counter() - start, 1),
         "classes": len(profile.kept) + len(profile.rebuilt),
+        "erratic": sum(bool(one.erratic) for one in (*profile.kept, *profile.rebuilt)),
         "additivity": profile.additivity,
         "margin": profile.margin,
         "trials": list(profile.trials),

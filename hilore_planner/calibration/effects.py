@@ -1,0 +1,112 @@
+"""What inexact units do to one batch's gradient, and whether they act in proportion.
+
+Where an error passes through an exponential, as in attention, twice the error can move the gradient far more than twice
+as far. How far then differs much between batches: no gain tells it, and no plan should count on one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hilore_planner.calibration.interpret import Change
+from hilore_planner.calibration.measure import MeasuredBatch, amplification, change_by
+from hilore_planner.calibration.trials import LARGEST_TELLING
+from hilore_planner.codec_names import read_tiers
+from hilore_planner.passes.codecs import codec_for, codec_named
+from hilore_planner.passes.units import RecoveryGraph
+
+_IN_PROPORTION = 1.1
+"""By how much the squared effect of twice an error may exceed four times that of the error."""
+_SMALL = 0.01**2
+"""What a doubled error may do, over its squared factor, in parts of the squared gradient: too small to matter."""
+_LIFTED = 0.05**2
+"""Squared gradient error to which a placement's is magnified, where it would be out of proportion."""
+_WHOLLY_WRONG = 1e6
+"""Squared gradient error that stands for all beyond, and for what is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a class of units does alone.
+
+    Attributes:
+        share: squared relative error of the gradient.
+        factor: the multiple of the class's error that it was measured with.
+        is_proportional: whether twice the error moves the gradient about twice as far.
+    """
+
+    share: float
+    factor: float = 1.0
+    is_proportional: bool = True
+
+
+@dataclass(slots=True)
+class Effects:
+    """Measures on one batch, each thing once: what a class is made from is often another class."""
+
+    graph: RecoveryGraph
+    batch: MeasuredBatch
+    _known: dict[tuple[frozenset[tuple[str, str]], frozenset[str], float], float] = field(
+        default_factory=dict
+    )
+
+    def share(
+        self, kept: Mapping[str, str], rebuilt: Iterable[str] = (), factor: float = 1.0
+    ) -> float:
+        """Squared relative gradient error with units kept by codecs and others made again from them.
+
+        Measured with the copies' errors ``factor`` times as large, and brought back in proportion.
+        """
+        key = (frozenset(kept.items()), frozenset(rebuilt), factor)
+        if key not in self._known:
+            changes: dict[str, Change] = {
+                name: change_by(codec_for(self.graph.units[name], codec), factor)
+                for name, codec in kept.items()
+            }
+            share = self.batch.share(changes | dict.fromkeys(key[1], "recompute"))
+            is_number = share <= _WHOLLY_WRONG
+            self._known[key] = (share if is_number else _WHOLLY_WRONG) / factor**2
+        return self._known[key]
+
+    def of_class(
+        self, kept: Mapping[str, str], rebuilt: Iterable[str] = (), *, is_known: bool = False
+    ) -> Effect:
+        """The effect of a class, whose error is doubled to see whether it acts in proportion.
+
+        In half precision rounding hides small errors: larger multiples are tried first there, and the one that is
+        in proportion counts.
+
+        Args:
+            kept: its units, or their sources, and what keeps them.
+            rebuilt: its units, if they are made again.
+            is_known: larger errors of the class are in proportion.
+        """
+        lifted = self._lifted(kept)
+        # Tiers are made of codecs that are looked at alone.
+        if is_known or any(read_tiers(codec) is not None for codec in kept.values()):
+            return Effect(self.share(kept, rebuilt, lifted), lifted)
+        factor = max(2.0, lifted)
+        share = self.share(kept, rebuilt, factor)
+        while share > _SMALL:
+            lower = max(factor / 2, 1.0)
+            less = self.share(kept, rebuilt, lower)
+            if share <= _IN_PROPORTION * less and share * factor**2 < _WHOLLY_WRONG:
+                return Effect(less, lower) if lifted == 1.0 else Effect(share, factor)
+            if factor <= 2:
+                return Effect(less, lower, is_proportional=False)
+            share, factor = less, lower
+        return Effect(share, factor)
+
+    def of_placement(self, kept: Mapping[str, str], rebuilt: Iterable[str]) -> float:
+        """Squared relative gradient error of a whole placement."""
+        factor = self._lifted(kept)
+        share = self.share(kept, rebuilt, factor)
+        if factor > 1 and share * factor**2 > LARGEST_TELLING:
+            share = self.share(kept, rebuilt, max(1.0, math.sqrt(_LIFTED / share)))
+        return share
+
+    def _lifted(self, kept: Mapping[str, str]) -> float:
+        """The multiple of the copies' errors that stands out of rounding; the coarsest must stay in proportion."""
+        return min(amplification(codec_named(codec), self.batch.dtype) for codec in kept.values())

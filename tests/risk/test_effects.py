@@ -1,0 +1,92 @@
+"""Whether a class acts in proportion is found by doubling its error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from hilore_planner.calibration import effects
+from hilore_planner.calibration.effects import Effect, Effects
+
+
+@dataclass
+class FakeBatch:
+    """Squared gradient error as a function of the multiple of a copy's error."""
+
+    of_factor: Callable[[float], float]
+    dtype: torch.dtype = torch.float32
+    factors: list[float] = field(default_factory=list)
+
+    def share(self, changes: dict[str, float]) -> float:
+        (factor,) = changes.values()
+        self.factors.append(factor)
+        return self.of_factor(factor)
+
+
+def _effects(
+    monkeypatch: pytest.MonkeyPatch, of_factor: Callable[[float], float], **batch: Any
+) -> tuple[Effects, FakeBatch]:
+    """Of one unit, ``u``; a change is its factor."""
+
+    @dataclass
+    class Graph:
+        units: dict[str, None] = field(default_factory=lambda: {"u": None})
+
+    monkeypatch.setattr(effects, "codec_for", lambda unit, codec: codec)
+    monkeypatch.setattr(effects, "change_by", lambda codec, factor: factor)
+    fake = FakeBatch(of_factor, **batch)
+    return Effects(Graph(), fake), fake  # type: ignore[arg-type]
+
+
+def test_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, batch = _effects(monkeypatch, lambda f: 1e-3 * f**2)
+    assert found.of_class({"u": "int4"}) == Effect(1e-3, 1.0)
+    assert batch.factors == [2.0, 1.0]
+    assert found.share({"u": "int4"}) == 1e-3
+    assert batch.factors == [2.0, 1.0]  # each thing once
+
+
+def test_what_is_finer_than_what_was_in_proportion_is_measured_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, batch = _effects(monkeypatch, lambda f: 1e-3 * f**2)
+    assert found.of_class({"u": "fp8_e4m3"}, is_known=True) == Effect(1e-3, 1.0)
+    assert found.of_class({"u": "int8[:1/4]+int4"}).share == 1e-3
+    assert batch.factors == [1.0, 1.0]
+
+
+def test_out_of_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = _effects(monkeypatch, lambda f: 1e-3 * f**2.2)
+    assert found.of_class({"u": "int4"}) == Effect(1e-3, 1.0, is_proportional=False)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e30])
+def test_a_gradient_that_is_lost_is_a_number(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+    found, _ = _effects(monkeypatch, lambda f: wrong if f > 1 else 0.1)
+    assert found.of_class({"u": "int4"}) == Effect(0.1, 1.0, is_proportional=False)
+    always, _ = _effects(monkeypatch, lambda f: wrong)
+    assert not always.of_class({"u": "int4"}).is_proportional
+
+
+def test_what_matters_little_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, batch = _effects(monkeypatch, lambda f: 1e-5 * f**2)
+    assert found.of_class({"u": "int4"}).share == pytest.approx(1e-5)
+    assert batch.factors == [2.0]
+
+
+def test_half_precision_is_tried_with_larger_errors_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """int8's error is magnified by 7.7, to 5%; less where that is out of proportion."""
+    found, batch = _effects(
+        monkeypatch, lambda f: 1e-3 * (f**2 + (f > 4) * f**4), dtype=torch.bfloat16
+    )
+    effect = found.of_class({"u": "int8"})
+    assert effect.is_proportional
+    assert batch.factors == pytest.approx([7.69, 3.85, 1.92], abs=0.01)
+    assert effect.factor == pytest.approx(3.85, abs=0.01)
+    assert effect.share == pytest.approx(1e-3)
+    sharp, _ = _effects(monkeypatch, lambda f: 1e-3 * f**4, dtype=torch.bfloat16)
+    assert not sharp.of_class({"u": "int8"}).is_proportional
