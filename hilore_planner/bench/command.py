@@ -101,6 +101,10 @@ def peak(
 @app.command("compile-time")
 def compile_time(
     layers: Annotated[int, typer.Option(min=1, help="Of the narrow model that is compiled.")] = 28,
+    repeats: Annotated[
+        int,
+        typer.Option(min=1, help="First calls of each kind; the one of least work is recorded."),
+    ] = 1,
     costs: Annotated[
         str, typer.Option(help="Where times come from: roofline, measured, or a cost file.")
     ] = "roofline",
@@ -111,7 +115,8 @@ def compile_time(
     from hilore_planner.bench.compile_time import bench_compile_time, summary
     from hilore_planner.bench.runner import recorded
 
-    rows = recorded(output, bench_compile_time(layers, costs=costs, device=device), device=device)
+    found = bench_compile_time(layers, repeats=repeats, costs=costs, device=device)
+    rows = recorded(output, found, device=device)
     print("\n".join(summary(rows)))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from hilore_planner.bench.budget import share_that_saves
 from hilore_planner.bench.compile_time import summary
 from hilore_planner.bench.cost import planning_share
 from hilore_planner.bench.runner import Row
@@ -24,8 +26,25 @@ def test_planning_is_compared_with_all_else_that_compiling_takes() -> None:
         "compile_seconds": 42.0,
     }
     assert planning_share(planned) == pytest.approx(0.05)
-    first, second = summary([plain, planned])
+    budget = plain | {"variant": "budget 0.5", "added_share": 0.02}
+    first, second, third = summary([plain, planned, budget])
     assert first == ("narrow, 4 layers, inductor: first call 50.0 s, 80.0 s of them at work")
     assert second.endswith(
         ", +3.1% in all; 2 rounds, in the last planning took 2.00 s, 5.0% of Inductor's time"
     )
+    assert third.endswith("budget 0.5: first call 50.0 s, 80.0 s of them at work, +2.0% in all")
+
+
+def test_the_share_of_a_budget_is_found_that_saves_no_more() -> None:
+    """To save two of four activations takes more than nothing and less than to save all."""
+    weights = [torch.randn(64, 64, requires_grad=True) for _ in range(4)]
+    x = torch.randn(256, 64)
+
+    def loss(value: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            value = (value @ weight).sin()
+        return value.sum()
+
+    each_bytes = 256 * 64 * 4
+    shares = [share_that_saves(loss, [x], count * each_bytes) for count in (2, 4)]
+    assert 0 < shares[0] < shares[1]
