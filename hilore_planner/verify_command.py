@@ -31,25 +31,14 @@ def verify_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run an update under a plan and without compression, and compare the gradients."""
-    import torch
-
+    from hilore_planner.bench.models import batch_of, model_of
     from hilore_planner.bench.setting import setting_named
-    from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
+    from hilore_planner.grpo.actor import actor_loss
     from hilore_planner.verification import options_of, verify
 
     chosen = setting_named(setting)
-    shape = dict(MODELS[chosen.model])
-    if chosen.layers is not None:
-        shape["num_hidden_layers"] = chosen.layers
-    dtype: torch.dtype = getattr(torch, chosen.dtype)
-    model = build_qwen2(dtype=dtype, device=device, seed=chosen.seed, **shape)
-    batch = random_batch(
-        sequences=chosen.sequences,
-        prompt=chosen.prompt,
-        response=chosen.response,
-        vocab_size=model.config.vocab_size,
-        device=device,
-    )
+    model = model_of(chosen, device)
+    batch = batch_of(chosen, model, seed=chosen.seed + 1)
     options: dict[str, object] = (
         {"memory_cap": memory_cap, "gradient_error": gradient_error}
         if plan is None

@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
+from hilore_planner.bench.models import batch_of, model_of
 from hilore_planner.bench.risk.task import exposure_of
 from hilore_planner.bench.runner import Row
 from hilore_planner.bench.setting import Setting
 from hilore_planner.bench.trial import wait
 from hilore_planner.calibration.calibrate import calibrate
-from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
+from hilore_planner.grpo.actor import actor_loss
 
 
 def bench_calibrate(setting: Setting, *, batches: int, device: str) -> Row:
     """Calibrate once, from the first trace to the profile; everything it does is counted."""
-    shape = dict(MODELS[setting.model])
-    if setting.layers is not None:
-        shape["num_hidden_layers"] = setting.layers
-    dtype: torch.dtype = getattr(torch, setting.dtype)
-    model = build_qwen2(dtype=dtype, device=device, seed=setting.seed, **shape)
-
-    def samples() -> Iterator[tuple[Tensor, ...]]:
-        for seed in range(batches):
-            yield tuple(
-                random_batch(
-                    sequences=setting.sequences,
-                    prompt=setting.prompt,
-                    response=setting.response,
-                    vocab_size=model.config.vocab_size,
-                    device=device,
-                    seed=seed,
-                )
-            )
-
-    target = torch.device(device)
+    model, target = model_of(setting, device), torch.device(device)
     if target.type == "cuda":
         torch.cuda.reset_peak_memory_stats(target)
     wait(target)
     start = time.perf_counter()
     profile = calibrate(
         actor_loss(model, prompt=setting.prompt),
-        samples(),
+        (tuple(batch_of(setting, model, seed=seed)) for seed in range(batches)),
         exposure=lambda batch: exposure_of(*batch),
     )
     wait(target)

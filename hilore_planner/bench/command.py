@@ -16,6 +16,15 @@ SettingNames = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 SideBySide = Annotated[int, typer.Option(min=1, help="Processes that compile at a time.")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="Where the rows are written.")]
+PeakOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Where the rows are written; those of other settings that are there stay. "
+        "docs/results/peak.json or, on the CPU, peak_cpu.json if not given.",
+    ),
+]
 
 PEAK_SETTINGS = ("qwen2.5-0.5b:4", "qwen2.5-1.5b", "qwen2.5-3b-lora16:4")
 """What is measured where no setting is given."""
@@ -67,15 +76,7 @@ def peak(
             help="Leave out cells that the record has of this commit, and where ladders begin and end (not on the CPU)."
         ),
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="Where the rows are written; those of other settings that are there stay. "
-            "docs/results/peak.json or, on the CPU, peak_cpu.json if not given.",
-        ),
-    ] = None,
+    output: PeakOutput = None,
 ) -> None:
     """Predicted against measured peaks, from the smallest cap that is kept to everything stored."""
     from hilore_planner.bench.peak import Runs, bench_peak, summary

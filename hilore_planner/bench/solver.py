@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hilore_planner.bench.peak import ladder_caps
 from hilore_planner.errors import OptionError
 from hilore_planner.offline.planner import Request, trace
 from hilore_planner.offline.workload import Workload, fake_update
@@ -129,32 +130,18 @@ def measure(problem: PlacementProblem, *, caps: int, relative_gap: float) -> Row
         placement = None if start is None else start.placement
         return timed(lambda: solve(asked, relative_gap=relative_gap, warm_start=placement))
 
-    roomy, floor = solved(_ROOMY_BYTES), solved(1)
+    roomy, floor = solved(_ROOMY_BYTES).result, solved(1)
     least_bytes = floor.result.smallest_feasible_cap_bytes
     if least_bytes is None:
         raise OptionError("the problem has no placement under any memory cap")
-    most_bytes = roomy.result.peak_bytes
-
-    def spread(count: int) -> list[int]:
-        return [
-            round(least_bytes + (most_bytes - least_bytes) * i / (count - 1)) for i in range(count)
-        ]
-
-    singles = spread(_SINGLES + 2)[1:-1]
+    singles = ladder_caps(least_bytes, roomy.peak_bytes, _SINGLES + 2)[1:-1]
     firsts = [solved(cap) for cap in singles]
     agains = [solved(cap, other.result) for cap, other in zip(singles[1:], firsts, strict=False)]
-    swept = timed(
-        lambda: sweep(
-            problem, spread(caps), relative_gap=relative_gap, warm_start=floor.result.witness
-        )
-    )
+    ladder, known = ladder_caps(least_bytes, roomy.peak_bytes, caps), floor.result.witness
+    swept = timed(lambda: sweep(problem, ladder, relative_gap=relative_gap, warm_start=known))
     alone = [each.result for each in (*firsts, *agains)]
     return {
-        "layers": len({unit.layer for unit in problem.units if unit.layer is not None}),
-        "units": len(problem.units),
-        "positions": len(problem.positions),
-        "forms": max(len(unit.codecs) for unit in problem.units),
-        "gradient_error": problem.gradient_error,
+        **_size(problem),
         "smallest_feasible_cap_bytes": least_bytes,
         **_spread_of("floor", [floor]),
         **_spread_of("first_solve", firsts),
@@ -168,6 +155,16 @@ def measure(problem: PlacementProblem, *, caps: int, relative_gap: float) -> Row
         "relative_gap": relative_gap,
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
+    }
+
+
+def _size(problem: PlacementProblem) -> Row:
+    return {
+        "layers": len({unit.layer for unit in problem.units if unit.layer is not None}),
+        "units": len(problem.units),
+        "positions": len(problem.positions),
+        "forms": max(len(unit.codecs) for unit in problem.units),
+        "gradient_error": problem.gradient_error,
     }
 
 

@@ -22,17 +22,12 @@ import torch
 
 from hilore_planner.backend import hilore
 from hilore_planner.bench.attributed import attributed
+from hilore_planner.bench.models import batch_of, model_of
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.bench.trial import storage_bytes, time_ms, wait
 from hilore_planner.bench.turns import Turn
 from hilore_planner.errors import NoPlacementError
-from hilore_planner.grpo.actor import (
-    MODELS,
-    actor_loss,
-    add_adapters,
-    build_qwen2,
-    random_batch,
-)
+from hilore_planner.grpo.actor import actor_loss, add_adapters
 from hilore_planner.passes import compat
 from hilore_planner.peak.measure import measured_peak_bytes
 from hilore_planner.plan import PlacementPlan
@@ -49,11 +44,7 @@ class Update:
     def __init__(
         self, setting: Setting, variant: Variant, device: torch.device, plan: Path, turn: Turn
     ) -> None:
-        shape = dict(MODELS[setting.model])
-        if setting.layers is not None:
-            shape["num_hidden_layers"] = setting.layers
-        dtype: torch.dtype = getattr(torch, setting.dtype)
-        self.model = build_qwen2(dtype=dtype, device=device, seed=setting.seed, **shape)
+        self.model = model_of(setting, device)
         if variant.kind in ("gc", "eager-gc"):
             self.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
@@ -62,14 +53,7 @@ class Update:
             add_adapters(self.model, setting.lora)
             if variant.kind in ("gc", "eager-gc"):
                 self.model.enable_input_require_grads()
-        self.batch = random_batch(
-            sequences=setting.sequences,
-            prompt=setting.prompt,
-            response=setting.response,
-            vocab_size=self.model.config.vocab_size,
-            device=device,
-            seed=setting.seed + 1,
-        )
+        self.batch = batch_of(setting, self.model, seed=setting.seed + 1)
         self.batch.advantages[: setting.dead] = 0
         if variant.drop_dead:
             self.batch = self.batch.without_dead()
