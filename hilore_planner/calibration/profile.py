@@ -73,8 +73,12 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def family(codec: str) -> str:
-    """``int`` or ``fp``: where steps are even errors fall on other values than where they grow with the value."""
-    return "int" if codec.startswith("int") else "fp"
+    """``int``, ``fp`` or ``bf``, whose errors fall on other values.
+
+    Where steps are even small values are as wrong as large ones; where they grow with the value they are not; and where
+    there is no scale, the largest is as wrong as others, on which a softmax depends.
+    """
+    return codec.rstrip("_em0123456789")
 
 
 class RiskProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -140,7 +140,7 @@ class Sampling:
                 if not units:
                     continue
                 error = sum(self.errors[name, codec][-1] for name in units)
-                found, is_known = Effect(0.0), error <= in_proportion
+                found, is_known = Effect(0.0), family(codec) == "fp" and error <= in_proportion
                 if _is_read(unit_class):
                     found = effects.of_class(dict.fromkeys(units, codec), is_known=is_known)
                 if self._sample(effects, unit_class, codec, found, error):
