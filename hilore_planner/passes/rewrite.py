@@ -17,6 +17,7 @@ from hilore_planner.errors import PlanFileError
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import Codec, codec_for
 from hilore_planner.passes.emit import Traces, clone_node, inline
+from hilore_planner.passes.ops import OpKind
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import kept_codec
 
@@ -46,7 +47,7 @@ class Rewriter:
         self._shared: dict[Node, Node] = {}
         """Twins of units and their views: one for all readers."""
         self._own: dict[tuple[Node, object], Node] = {}
-        """Twins of values without a unit, which live in registers: one for each step that reads them."""
+        """Twins of values that live in registers, without a unit or decoded: one for each step that reads them."""
 
     def run(self) -> list[Node]:
         """Rewrite; returns the saved nodes."""
@@ -150,6 +151,9 @@ class Rewriter:
             return node
         if action == "recompute":
             return clone_node(self._fx, node, lambda arg: self._twin(arg, node))
+        return self._decoded(node)
+
+    def _decoded(self, node: Node) -> Node:
         codec, parts = self._copies[node]
         (value,) = inline(
             self._fx,
@@ -163,11 +167,29 @@ class Rewriter:
 
     def _twin(self, node: Node, scope: object) -> Node:
         """What a reader in ``scope`` reads in place of ``node``: a step, or a node that is run again."""
-        if node in self._shared or node not in self._forward or self._is_shared(node):
-            return self._shared.get(node, node)
+        if not self._is_compressed(node) or not self._is_fusible(scope):
+            is_shared = node in self._shared or self._is_shared(node)
+            if is_shared or node not in self._forward:
+                return self._shared.get(node, node)
         if (node, scope) not in self._own:
-            self._own[node, scope] = clone_node(self._fx, node, lambda arg: self._twin(arg, scope))
+            self._own[node, scope] = (
+                self._decoded(node)
+                if node in self._copies
+                else clone_node(self._fx, node, lambda arg: self._twin(arg, scope))
+            )
         return self._own[node, scope]
+
+    def _is_compressed(self, node: Node) -> bool:
+        """Whether a value is kept as a smaller copy, or is a view of one that is."""
+        unit = self._unit(node)
+        return unit is not None and unit.maker in self._copies
+
+    def _is_fusible(self, scope: object) -> bool:
+        """Whether what reads in ``scope`` decodes in its own kernel, and has no use for a value that is written out."""
+        schedule = self._graph.schedule
+        if isinstance(scope, Node):
+            return schedule.kinds.get(scope) is OpKind.FUSIBLE
+        return isinstance(scope, int) and schedule.kinds[schedule.steps[scope][0]] is OpKind.FUSIBLE
 
     def _save_direct_outputs(self) -> None:
         """A forward value returned as a gradient is saved as it is."""

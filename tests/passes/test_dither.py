@@ -6,8 +6,16 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hilore_planner.passes.codecs.rounding import dither
+from hilore_planner.passes.codecs.rounding import (
+    NOISE_BITS,
+    dither,
+    fixed_point,
+    floating_point,
+    starts_of,
+)
 
 SHAPE = (8, 256, 16, 1)
 
@@ -21,7 +29,7 @@ def _scales(kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["equal", "of 16 bits", "of 32 bits"])
 def test_noise_is_even_and_independent(kind: str) -> None:
-    noise = dither(_scales(kind), 8).double()
+    noise = (dither(starts_of(_scales(kind)), 8).double() + 0.5) / 2**NOISE_BITS - 0.5
     assert float(noise.min()) > -0.5
     assert float(noise.max()) < 0.5
     start = torch.polar(torch.ones_like(noise[..., 0]), 2 * math.pi * noise[..., 0])
@@ -34,3 +42,18 @@ def test_noise_is_even_and_independent(kind: str) -> None:
         assert float(others.mean().abs()) < 1.1 * limit
     counts = torch.histc(noise[..., 0], 16, -0.5, 0.5) / noise[..., 0].numel()
     assert float((counts - 1 / 16).abs().max()) < 0.1 / 16
+
+
+@given(st.floats(-127.0, 127.0, width=32), st.sampled_from([0, NOISE_BITS]))
+def test_fixed_point_is_the_nearest_and_comes_back(value: float, bits: int) -> None:
+    x = torch.tensor(value)
+    found = fixed_point(x, bits)
+    assert int(found) == round(value * 2**bits)  # Python rounds to even, too
+    assert float(floating_point(found, bits)) == int(found) / 2**bits
+
+
+def test_infinities_are_beyond_all_of_fixed_point() -> None:
+    for bits in (0, NOISE_BITS):
+        low, high = fixed_point(torch.tensor([-math.inf, math.inf]), bits).tolist()
+        assert low < -(2**22)
+        assert high > 2**22

@@ -8,14 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from hilore_planner.codec_names import KNOWN_CODECS
 from hilore_planner.errors import PlanFileError
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import codec_named
-from hilore_planner.passes.ops import OpKind, kind_of
+from hilore_planner.passes.ops import OpKind, kind_of, work_readers
 from hilore_planner.passes.order import MADE
 from hilore_planner.passes.rewrite import Rewriter
+from hilore_planner.passes.schedule import cut_steps
 from hilore_planner.solvers import replay
 from tests.backend.models import Running
 from tests.passes.joint import Cut, Traced, cut, trace_update
@@ -141,6 +143,37 @@ def test_every_kernel_runs_once_in_the_forward(block_float32: Traced, wanted: st
         again = [n.target for n in result.backward.graph.nodes if n.target in before]
         backward = [n.target for n in graph.joint.backward if n.target in before]
         assert again == backward
+
+
+class Squared(nn.Module):
+    """A product whose gradient needs it before and after another product, [64, 16]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(x)
+        out: torch.Tensor = (self.down(nn.functional.silu(h)) * h).sum()
+        return out
+
+
+def test_pointwise_readers_of_a_smaller_copy_decode_it_themselves() -> None:
+    """Nothing decoded is read on both sides of a product: it would have to be written out."""
+    traced = trace_update(Squared(), torch.randn(64, 16))
+    graph = traced.units()
+    placement = place(problem_of(graph), prefer("compress:int8", "store"))
+    assert placement["up:mm"] == "compress:int8"
+    backward = cut(graph, placement).backward
+    kinds = {n: kind_of(n) for n in backward.graph.nodes if n.op == "call_function"}
+    steps = {n: k for k, step in enumerate(cut_steps(kinds, kinds)) for n in step}
+    readers = {
+        node: {steps[r] for r in work_readers(node, kinds) if r in steps and not r.meta.get(MADE)}
+        for node in kinds
+        if node.meta.get(MADE) and kinds[node] is OpKind.FUSIBLE
+    }
+    assert sum(map(bool, readers.values())) >= 2
+    assert all(len(found) <= 1 for found in readers.values())
 
 
 def test_what_is_recomputed_from_a_smaller_copy_reads_that_copy(block_float32: Traced) -> None:

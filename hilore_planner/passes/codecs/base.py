@@ -10,6 +10,7 @@ Shapes: x (..., F). Groups run along the last dimension: (..., G, g) with G·g =
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -22,6 +23,11 @@ ROUND_UP = 1 + 2.0**-8
 """Makes up for the rounding of a scale to bf16: no value is beyond the last code."""
 SMALLEST_PEAK = 1e-35
 """Scales below are subnormal, which devices flush to zero: smaller values come back as zero."""
+MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
+"""Bits of a float32 but its sign, and of infinity: those of NaNs are larger, of finite values smaller.
+
+Magnitudes are compared as whole numbers, which takes a kernel one step where floating point takes two.
+"""
 _BELOW_BF16 = 0xFFFF
 _HALF_BF16 = 0x8000
 """Bits of a float32 that bf16 has not, and half of its last bit."""
@@ -83,8 +89,17 @@ def largest_divisor(features: int, limit: int) -> int:
 
 
 def in_groups(x: Tensor, size: int) -> Tensor:
-    """X (..., F) as (..., F/size, size)."""
-    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
+    """X (..., F) as (N, size), the groups of all rows one after the other.
+
+    Of so few dimensions Inductor pads no buffer it keeps a group's figures in, and reads a group once for all of them.
+    """
+    return x.reshape(-1, size)
+
+
+def by_rows(part: Tensor, x: Tensor) -> Tensor:
+    """What is kept of N groups of ``x`` (..., F), (N, k), as (..., N / rows, k)."""
+    rows = math.prod(x.shape[:-1])
+    return part.view(*x.shape[:-1], part.shape[0] // rows, part.shape[-1])
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -92,14 +107,14 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype.itemsize == 2 else torch.float32
 
 
-def scale_of(peak: Tensor, step: Tensor | float, dtype: torch.dtype) -> Tensor:
+def scale_of(peak: Tensor, step: Tensor | float, dtype: torch.dtype, room: float = 1.0) -> Tensor:
     """Scale, ``peak`` times ``step`` or just above, float32 and exact in the dtype it is kept in.
 
-    At the very end of the dtype's range it is up to 0.8% below, so that ``1 / step`` scales are a finite value. There
-    are no divisions, which compiled kernels round otherwise, and rounding is of bits, as a compiler may leave out a
-    cast to bf16 and back: encode and decode use one scale.
+    At the very end of the dtype's range it is up to 0.8% below, so that ``1 / step / room`` scales are a finite value.
+    There are no divisions, which compiled kernels round otherwise, and rounding is of bits, as a compiler may leave out
+    a cast to bf16 and back: encode and decode use one scale.
     """
-    end = torch.finfo(dtype).max * (2 - ROUND_UP)
+    end = torch.finfo(dtype).max * (2 - ROUND_UP) * room
     peak = peak.clamp_min(SMALLEST_PEAK)
     if scale_dtype(dtype) == torch.float32:
         return peak.clamp_max(end) * step

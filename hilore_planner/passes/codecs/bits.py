@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hilore_planner.passes.codecs.base import in_groups
+from hilore_planner.passes.codecs.base import by_rows, in_groups
 from hilore_planner.passes.codecs.packing import pack, unpack
 
 _SIZES = (32, 16, 8)
@@ -42,7 +42,7 @@ class Bits:
         """X (..., F) -> words (..., G, 1)."""
         size = _group(x.shape[-1])
         words = pack(in_groups(x, size).to(torch.int32), 1)
-        return (words.to(_WORDS[size]),)
+        return (by_rows(words.to(_WORDS[size]), x),)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Inverse of encode."""

@@ -9,15 +9,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hilore_planner.passes.codecs.base import Rounding, is_wide_float, scale_dtype, scale_of
-from hilore_planner.passes.codecs.rounding import dither
+from hilore_planner.passes.codecs.base import (
+    INFINITE,
+    MAGNITUDE,
+    Rounding,
+    in_groups,
+    is_wide_float,
+    scale_dtype,
+    scale_of,
+)
+from hilore_planner.passes.codecs.rounding import NOISE_BITS, dither, starts_of
 
-_INFINITY = 448.0
+_LARGEST, _INFINITY, _SMALLEST_NORMAL = 384.0, 448.0, 2.0**-6
 """The largest of e4m3 stands for infinity, of which it has none; finite values end before."""
-_LARGEST = 384.0
-_SMALLEST_NORMAL = 2.0**-6
-_FRACTION = 2.0**3
-_EXPONENT = 0x7F800000
+_LARGEST_BITS, _INFINITY_BITS, _SMALLEST_NORMAL_BITS = 0x43C00000, 0x43E00000, 0x3C800000
+"""The same as bits of float32, which are in the order of magnitudes."""
+_BELOW_BITS = 20
+"""Bits of float32 below the last of e4m3."""
 _FEWEST = 8
 """Features that bf16 is offered from: of fewer, little is spared."""
 
@@ -46,23 +54,25 @@ class Fp8E4M3:
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """X (..., F) -> codes (..., F) float8_e4m3fn, scales (..., 1)."""
-        values = x.to(torch.float32)
-        magnitude = values.abs()
-        is_outside = (magnitude < math.inf).logical_not()
-        peak = magnitude.masked_fill(is_outside, 0.0).amax(-1, keepdim=True)
-        scales = scale_of(peak, 1 / _LARGEST, x.dtype)
-        scaled = values * scales.reciprocal()
+        rows = in_groups(x, x.shape[-1]).to(torch.float32)
+        magnitude = rows.view(torch.int32) & MAGNITUDE
+        is_outside = magnitude >= INFINITE
+        peak = magnitude.masked_fill(is_outside, 0).amax(-1, keepdim=True)
+        scales = scale_of(peak.view(torch.float32), 1 / _LARGEST, x.dtype)
+        scaled = (magnitude.view(torch.float32) * scales.reciprocal()).view(torch.int32)
         if self.rounding == "stochastic":
-            scaled = _up_or_down(scaled, scales)
-        limit = (magnitude == math.inf) * (_INFINITY - _LARGEST) + _LARGEST
-        return scaled.clamp(-limit, limit).to(torch.float8_e4m3fn), scales.to(scale_dtype(x.dtype))
+            scaled = _up_or_down(scaled, starts_of(scales))
+        scaled = scaled.clamp_max(_LARGEST_BITS).masked_fill(is_outside, _INFINITY_BITS)
+        signed = (scaled | (rows.view(torch.int32) & ~MAGNITUDE)).view(torch.float32)
+        codes = signed.masked_fill(magnitude > INFINITE, math.nan).to(torch.float8_e4m3fn)
+        return codes.view(x.shape), scales.to(scale_dtype(x.dtype)).view(*x.shape[:-1], 1)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Inverse of encode, in ``dtype``."""
         codes, scales = parts
         scaled = codes.to(torch.float32)
-        values = scaled * scales.to(torch.float32)
-        return torch.where(scaled.abs() >= _INFINITY, scaled * math.inf, values).to(dtype)
+        size = scales.to(torch.float32).masked_fill(scaled.abs() >= _INFINITY, math.inf)
+        return (scaled * size).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +108,16 @@ class Bf16:
         return parts[0].to(dtype)
 
 
-def _up_or_down(scaled: Tensor, scales: Tensor) -> Tensor:
-    """Round to a neighbouring value of e4m3 at random; infinities and NaNs stay."""
-    binade = (scaled.view(torch.int32) & _EXPONENT).view(torch.float32)
-    step = binade.clamp(_SMALLEST_NORMAL, 256.0) * (1 / _FRACTION)
-    return (scaled / step + dither(scales, scaled.shape[-1])).round() * step
+def _up_or_down(scaled: Tensor, starts: Tensor) -> Tensor:
+    """Round to a neighbouring value of e4m3 at random; bits of float32 that are not negative, infinities stay.
+
+    Noise below the last bit of e4m3 carries into it or not. Below the smallest normal, where steps no longer shrink, it
+    does so above it: as many steps higher.
+    """
+    is_small = scaled < _SMALLEST_NORMAL_BITS
+    raised = torch.where(
+        is_small, scaled.view(torch.float32) + _SMALLEST_NORMAL, scaled.view(torch.float32)
+    )
+    noise = dither(starts, scaled.shape[-1]).bitwise_left_shift(_BELOW_BITS - NOISE_BITS)
+    cut = ((raised.view(torch.int32) + noise) & ~((1 << _BELOW_BITS) - 1)).view(torch.float32)
+    return torch.where(is_small, cut - _SMALLEST_NORMAL, cut).view(torch.int32)

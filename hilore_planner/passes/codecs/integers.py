@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from hilore_planner.passes.codecs.base import (
+    INFINITE,
+    MAGNITUDE,
     Rounding,
+    by_rows,
     in_groups,
     is_wide_float,
     largest_divisor,
@@ -22,43 +25,58 @@ from hilore_planner.passes.codecs.base import (
     scale_of,
 )
 from hilore_planner.passes.codecs.packing import pack, unpack, words_of
-from hilore_planner.passes.codecs.rounding import dither
+from hilore_planner.passes.codecs.rounding import (
+    NOISE_BITS,
+    dither,
+    fixed_point,
+    floating_point,
+    starts_of,
+    written_out,
+)
+
+_STEP = 1 << NOISE_BITS
 
 
 def quantise(
     groups: Tensor, largest: int, dtype: torch.dtype, rounding: Rounding
 ) -> tuple[Tensor, Tensor]:
-    """Codes in [-largest - 1, largest], float32, and scales.
+    """Codes in [-largest - 1, largest] as digits from zero, int32, and scales.
 
-    Shapes: groups (..., G, g) float32, of values that had ``dtype``; codes alike; scales (..., G, 1).
+    Shapes: groups (N, g) float32, of values that had ``dtype``; digits alike; scales (N, 1).
     """
-    magnitude = groups.abs()
-    is_outside = (magnitude < math.inf).logical_not()
-    peak = magnitude.masked_fill(is_outside, 0.0).amax(-1, keepdim=True)
-    is_marked = is_outside.any(-1, keepdim=True)
+    magnitude = groups.view(torch.int32) & MAGNITUDE
+    peak = magnitude.masked_fill(magnitude >= INFINITE, 0).amax(-1, keepdim=True)
+    is_marked = magnitude.amax(-1, keepdim=True) >= INFINITE
     step = is_marked * (1 / (largest - 2) - 1 / largest) + 1 / largest
-    scales = scale_of(peak, step, dtype)
-    steps = groups * scales.reciprocal()
+    # Without its noise a value may be half a step beyond its code.
+    room = largest / (largest + 0.5) if rounding == "stochastic" else 1.0
+    scales = scale_of(peak.view(torch.float32), step, dtype, room)
+    steps, zero = groups * scales.reciprocal(), largest + 1
     if rounding == "stochastic":
-        steps = steps + dither(scales, groups.shape[-1])
-    codes = steps.round().clamp(-largest, largest)
-    codes = codes.masked_fill(groups.isnan(), -largest - 1)
-    return codes, torch.where(is_marked, -scales, scales).to(scale_dtype(dtype))
+        noise = dither(starts_of(scales), groups.shape[-1])
+        raised = fixed_point(steps, NOISE_BITS) + (noise + zero * _STEP)
+        digits = raised.bitwise_right_shift(NOISE_BITS)
+    else:
+        digits = fixed_point(steps) + zero
+    digits = digits.clamp(1, 2 * largest + 1).masked_fill(magnitude > INFINITE, 0)
+    return digits, torch.where(is_marked, -scales, scales).to(scale_dtype(dtype))
 
 
 def dequantise(
-    codes: Tensor, scales: Tensor, largest: int, dtype: torch.dtype, rounding: Rounding
+    digits: Tensor, scales: Tensor, largest: int, dtype: torch.dtype, rounding: Rounding
 ) -> Tensor:
-    """Inverse of ``quantise``: values of ``dtype``."""
+    """Inverse of ``quantise``: values of ``dtype``, from digits (..., G, g) int32 and scales (..., G, 1)."""
     kept = scales.to(torch.float32)
-    size = kept.abs()
-    values = codes * size
+    size, zero = kept.abs(), largest + 1
     if rounding == "stochastic":
-        end = torch.finfo(dtype).max
-        values = ((codes - dither(size, codes.shape[-1])) * size).clamp(-end, end)
-    is_special = (kept < 0) & (codes.abs() >= largest)
-    special = (codes * math.inf).masked_fill(codes < -largest, math.nan)
-    return torch.where(is_special, special, values).to(dtype)
+        noise = dither(written_out(starts_of(size)), digits.shape[-1])
+        raised = digits * _STEP + (_STEP // 2 - zero * _STEP)
+        steps, outermost = floating_point(raised - noise, NOISE_BITS), largest - 0.5
+    else:
+        steps, outermost = floating_point(digits - zero), float(largest)
+    is_special = (kept < 0) & (steps.abs() >= outermost)
+    values = steps * size.masked_fill(is_special, math.inf)
+    return values.masked_fill(steps <= -outermost - 1, math.nan).to(dtype)
 
 
 def _field(digits: Tensor, below: int, bits: int) -> Tensor:
@@ -91,15 +109,15 @@ class Int8:
         return count + count // largest_divisor(shape[-1], 128) * scale_dtype(dtype).itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
-        """X (..., F) -> codes (..., G, g) int8, scales (..., G, 1)."""
-        groups = in_groups(x, largest_divisor(x.shape[-1], 128))
-        codes, scales = quantise(groups.to(torch.float32), 127, x.dtype, self.rounding)
-        return codes.to(torch.int8), scales
+        """X (..., F) -> digits (..., G, g) uint8, scales (..., G, 1)."""
+        groups = in_groups(x, largest_divisor(x.shape[-1], 128)).to(torch.float32)
+        digits, scales = quantise(groups, 127, x.dtype, self.rounding)
+        return by_rows(digits.to(torch.uint8), x), by_rows(scales, x)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Inverse of encode, in ``dtype``."""
-        codes, scales = parts
-        values = dequantise(codes.to(torch.float32), scales, 127, dtype, self.rounding)
+        digits, scales = parts
+        values = dequantise(digits.to(torch.int32), scales, 127, dtype, self.rounding)
         return values.flatten(-2)
 
 
@@ -154,13 +172,12 @@ class PackedInt:
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """X (..., F) -> words (..., G, W) int32 of each plane, scales (..., G, 1)."""
         groups = in_groups(x, math.gcd(x.shape[-1], 32)).to(torch.float32)
-        codes, scales = quantise(groups, self._largest, x.dtype, self.rounding)
-        digits = (codes + (self._largest + 1)).to(torch.int32)
+        digits, scales = quantise(groups, self._largest, x.dtype, self.rounding)
         planes, below = [], 0
         for bits in self._planes:
             planes.append(pack(_field(digits, below, bits), bits))
             below += bits
-        return (*planes, scales)
+        return tuple(by_rows(part, x) for part in (*planes, scales))
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Inverse of encode, in ``dtype``."""
@@ -170,5 +187,4 @@ class PackedInt:
         for plane, bits in zip(planes[1:], self._planes[1:], strict=True):
             digits = digits | unpack(plane, size, bits).bitwise_left_shift(below)
             below += bits
-        codes = (digits - (self._largest + 1)).to(torch.float32)
-        return dequantise(codes, scales, self._largest, dtype, self.rounding).flatten(-2)
+        return dequantise(digits, scales, self._largest, dtype, self.rounding).flatten(-2)
