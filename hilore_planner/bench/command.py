@@ -218,6 +218,10 @@ def codecs(
             help="Whole updates timed too, NAME or NAME:LAYERS, everything stored or compressed; none if not given."
         ),
     ] = None,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(help="Codecs that updates are compressed by; all if not given."),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each kernel.")] = 20,
     device: Device = "cuda",
     side_by_side: SideBySide = 6,
@@ -235,7 +239,9 @@ def codecs(
     rows = bench_errors()
     if kernels:
         rows += bench_kernels(tokens, features, device=device, repeats=repeats)
-    updates = codecs_update.bench_updates(settings, LOSSY, device=device, side_by_side=side_by_side)
+    updates = codecs_update.bench_updates(
+        settings, codec or LOSSY, device=device, side_by_side=side_by_side
+    )
     done = recorded(output, chain(rows, updates), device=device)
     print("\n".join([*summary(rows), *codecs_update.summary(done[len(rows) :])]))
 

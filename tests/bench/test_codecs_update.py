@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-from hilore_planner.bench.codecs_update import everything_by, summary
+from hilore_planner.bench.codecs_update import bench_updates, everything_by, nothing_stored, summary
 from hilore_planner.bench.setting import setting_named
+from hilore_planner.errors import OptionError
 from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
 from hilore_planner.offline.planner import plan
 from hilore_planner.solvers import replay
@@ -39,6 +41,19 @@ def test_everything_stored_is_kept_by_the_codec() -> None:
     replayed = replay(found.problem, found.solution.placement)
     assert found.solution.peak_bytes == replayed.peak_bytes <= found.problem.memory_cap_bytes
     assert replayed.risk <= found.problem.gradient_error**2
+    made_again = nothing_stored(stored, "int8").solution
+    assert {name: made_again.placement.get(name) for name in offered} != {
+        name: found.solution.placement.get(name) for name in offered
+    }
+    assert not any(made_again.placement.get(name) == "store" for name in offered)
+    assert made_again.objective_ns <= found.solution.objective_ns
+
+
+def test_codecs_that_there_are_not_are_refused() -> None:
+    with pytest.raises(
+        OptionError, match=r"--codec is 'int3'; accepted: int8, fp8_e4m3, int6, int4"
+    ):
+        next(bench_updates([setting_named("tiny:1")], ["int3"], device="cpu", side_by_side=1))
 
 
 def test_times_are_compared_with_storing() -> None:
