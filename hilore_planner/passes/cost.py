@@ -19,7 +19,7 @@ from hilore_planner.passes.attribution import source_line
 from hilore_planner.passes.chains import Chain, Chains, Piece, pieces, value_bytes
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.devices import DeviceProfile
-from hilore_planner.passes.ops import OpKind, flops, op_name, tensor
+from hilore_planner.passes.ops import OpKind, flops, is_reduction, op_name, tensor
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
 _REGISTER_SHARE = 0.1
@@ -65,7 +65,9 @@ class Costs(Protocol):
     ) -> int:
         """Time to write a smaller copy."""
 
-    def decode_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
+    def decode_ns(
+        self, graph: RecoveryGraph, unit: RecoveryUnit, codec: Codec, kept_bytes: int
+    ) -> int:
         """Time to make the value from its smaller copy."""
 
     def program_ns(self, graph: RecoveryGraph) -> int:
@@ -129,16 +131,20 @@ class PricedByPiece(ABC):
     def encode_ns(
         self, graph: RecoveryGraph, unit: RecoveryUnit, codec: Codec, kept_bytes: int
     ) -> int:
-        """Time to write the smaller copy; a fusible unit's is written by the kernel that makes the unit."""
+        """Time to write the smaller copy; pointwise work that makes or reads the unit writes it in its own kernel."""
         alone_ns = self.encode_alone_ns(unit, codec, kept_bytes)
-        if graph.schedule.kinds[unit.maker] is not OpKind.FUSIBLE:
+        if not _is_by_pointwise_work(graph, unit):
             return alone_ns
         saved_ns = self.move_ns(value_bytes(unit.maker)) + self.launch_ns
         return max(self.move_ns(kept_bytes), alone_ns - saved_ns)
 
-    def decode_ns(self, unit: RecoveryUnit, codec: Codec, kept_bytes: int) -> int:
-        """Time to read the copy and write the value, where its reader is a kernel of its own; else it reads less."""
-        if unit.rebuilt_bytes == 0:
+    def decode_ns(
+        self, graph: RecoveryGraph, unit: RecoveryUnit, codec: Codec, kept_bytes: int
+    ) -> int:
+        """Time to read the copy and write the value, where a kernel of its own reads it; others read less."""
+        kinds = graph.schedule.kinds
+        made_again = (graph.units[child].maker for child in graph.digraph.successors(unit.name))
+        if not any(kinds[node] is OpKind.EXTERN for node in (*unit.readers, *made_again)):
             return self._registers_ns(unit)
         return self.decode_alone_ns(unit, codec, kept_bytes)
 
@@ -171,6 +177,23 @@ class PricedByPiece(ABC):
         if self._last is None or self._last[0] is not graph:
             self._last = graph, Chains(graph)
         return self._last[1]
+
+
+def _is_by_pointwise_work(graph: RecoveryGraph, unit: RecoveryUnit) -> bool:
+    """Whether the forward makes or reads a unit value by value: what sums rows goes over it otherwise than groups."""
+    schedule = graph.schedule
+    storage = schedule.storages[compat.storage_key(unit.maker) or 0]
+    steps = {
+        schedule.step_of[node]
+        for node in (unit.maker, *storage.readers)
+        if node in schedule.step_of
+    }
+    return any(
+        schedule.kinds[schedule.steps[step][0]] is OpKind.FUSIBLE
+        and not any(map(is_reduction, schedule.steps[step]))
+        for step in steps
+        if step < schedule.first_backward
+    )
 
 
 def _priced_step(piece: Piece, time_ns: int) -> PricedStep:

@@ -127,7 +127,7 @@ def _forms(
                     codec=name,
                     kept_bytes=kept,
                     encode_ns=costs.encode_ns(graph, unit, codec, kept),
-                    decode_ns=costs.decode_ns(unit, codec, kept),
+                    decode_ns=costs.decode_ns(graph, unit, codec, kept),
                     risk=risks.risk(unit, name),
                 )
             )
