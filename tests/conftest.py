@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -18,3 +20,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     return Golden(update=request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def no_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """:func:`tests.kernels.without_kernels`, for one test."""
+    from tests.kernels import without_kernels
+
+    with without_kernels(tmp_path_factory.getbasetemp() / "without-kernels"):
+        yield

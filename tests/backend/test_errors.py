@@ -14,6 +14,7 @@ from hilore_planner.errors import HiloreError, InfeasibleError, OptionError, Pla
 from hilore_planner.plan import PlacementPlan
 from tests.backend.models import Narrow, batch
 from tests.backend.updates import compiled, distance, planned
+from tests.kernels import without_kernels
 
 pytestmark = pytest.mark.compat
 
@@ -40,7 +41,8 @@ def suppress(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="module")
 def plan_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("plans")
-    planned(folder, Narrow(), batch(256, 64), memory_cap="1GiB")
+    with without_kernels(folder / "wrappers"):
+        planned(folder, Narrow(), batch(256, 64), memory_cap="1GiB")
     return (folder / "plan.json").read_text()
 
 
@@ -54,6 +56,7 @@ def _refused(model: nn.Module, **options: Any) -> HiloreError:
     return caught.value
 
 
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -71,6 +74,7 @@ def test_options_that_cannot_be_read(
     assert all(word in str(error) for word in words), str(error)
 
 
+@pytest.mark.usefixtures("no_kernels")
 def test_a_cap_that_nothing_fits(suppress: None) -> None:
     error = _refused(Narrow(), memory_cap=200_000)
     assert isinstance(error, InfeasibleError)
@@ -123,6 +127,7 @@ def test_replan_replaces_a_foreign_plan(tmp_path: Path, plan_text: str) -> None:
     assert PlacementPlan.load(path).provenance.fingerprint != old
 
 
+@pytest.mark.usefixtures("no_kernels")
 def test_a_plan_that_fits_is_used_as_it_is(tmp_path: Path, plan_text: str) -> None:
     """Edited by hand to keep less, it is obeyed."""
     raw = json.loads(plan_text)

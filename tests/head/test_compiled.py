@@ -133,6 +133,7 @@ def test_inductor_computes_the_same(loss: Loss, dynamic: bool) -> None:
 
 
 @pytest.mark.compat
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize(("loss", "is_tied"), [(ppo, False), (gspo, True)])
 def test_inductor_holds_one_chunk_of_logits_and_one_weight_gradient(
     loss: Loss, is_tied: bool

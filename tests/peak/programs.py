@@ -98,14 +98,13 @@ class Compiled:
     run: Callable[[], object]
     accumulate: Callable[[], object]
 
-    def predicted(self, *, updates: int = 1) -> StepPeak:
+    def predicted(self) -> StepPeak:
         """The predicted update on the CPU."""
         return step_peak(
             self.forward,
             self.backward,
             self.forward.example_inputs,
             device="cpu",
-            updates=updates,
             workspaces=MeasuredWorkspaces("cpu"),
         )
 

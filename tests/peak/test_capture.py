@@ -55,6 +55,7 @@ def test_nothing_is_captured_outside_the_context() -> None:
     assert after == 2
 
 
+@pytest.mark.usefixtures("no_kernels")
 def test_every_moment_of_the_backward_is_predicted() -> None:
     """Also when incoming gradients are freed, which differs between torch versions."""
     torch.manual_seed(0)
@@ -83,6 +84,7 @@ def test_every_moment_of_the_backward_is_predicted() -> None:
     assert expected in list(windows)
 
 
+@pytest.mark.usefixtures("no_kernels")
 def test_sizes_that_were_not_compiled_for_are_predicted_too() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Scores(), MeanSquare())
@@ -114,6 +116,7 @@ def test_sizes_that_were_not_compiled_for_are_predicted_too() -> None:
     assert predicted.peak_bytes - predicted.base_bytes == measured
 
 
+@pytest.mark.usefixtures("no_kernels")
 def test_wrappers_that_do_not_belong_together_are_refused() -> None:
     region = compiled(Mutating(), [torch.randn(512, 128)])
     with capture_wrappers() as wrappers, torch.no_grad():
@@ -123,6 +126,7 @@ def test_wrappers_that_do_not_belong_together_are_refused() -> None:
         step_peak(other, region.backward, other.example_inputs, device="cpu")
 
 
+@pytest.mark.usefixtures("no_kernels")
 def test_incoming_gradients_of_a_wrong_number_are_refused() -> None:
     region = compiled(Mutating(), [torch.randn(512, 128)])
     with pytest.raises(RegionError, match="takes 1 incoming gradients, but 0 are known"):

@@ -18,7 +18,6 @@ from hilore_planner.grpo.registry import make_loss
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.policy_update import Level, PolicyUpdate, _check_tiers
 from tests.backend.models import Dropped, batch
-from tests.guarantees.conftest import no_kernels as no_kernels
 from tests.plan_cases import toy_plan
 
 GRPO = make_loss("trl/grpo")

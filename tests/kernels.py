@@ -1,6 +1,9 @@
+"""Compiling without kernels: for tests that ask what compiled code allocates, and not what it computes."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +24,22 @@ def _zeroing(argtypes: list[str]) -> Callable[..., None]:
     return kernel
 
 
-@pytest.fixture
-def no_kernels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
-    """Inductor writes wrappers, but compiles no kernel; nothing of it reaches a cache.
+@contextmanager
+def without_kernels(folder: Path) -> Iterator[None]:
+    """Inductor writes wrappers, into ``folder``, but compiles no kernel; nothing of it reaches a cache.
 
     The wrappers still run, with zeros for results: they allocate and free what they would with kernels.
     """
-    folder: Path = tmp_path_factory.getbasetemp() / "without-kernels"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
     def pybinding(self: AsyncCompile, argtypes: list[str], _: str) -> Callable[..., None]:
         return _zeroing(argtypes)
 
-    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", pybinding)
     with (
+        pytest.MonkeyPatch.context() as patch,
         inductor.patch({"fx_graph_cache": False, "compile_threads": 1, "cpp.simdlen": 1}),
         torch._functorch.config.patch(enable_autograd_cache=False),
     ):
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        patch.setattr(AsyncCompile, "cpp_pybinding", pybinding)
         yield
     torch._dynamo.reset()
