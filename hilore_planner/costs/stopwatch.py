@@ -1,16 +1,17 @@
 """How long work takes on a device, when it is one piece of many.
 
 On CUDA all calls of a batch are timed in turns, each in the middle of the update that is planned (see
-:mod:`hilore_planner.costs.load`): alone, it would run at another clock. Before every call stands a copy that more than
-fills the L2 cache, where the call would find its inputs if it had run just before; what the copy takes by itself is
-subtracted. The load before it keeps the device busy for longer than Python needs to start the call. On the CPU: the
-median of single runs.
+:mod:`hilore_planner.costs.load`): alone, it would run at another clock. The L2 cache is as an update leaves it. A copy
+that more than fills it comes first; then the call's largest input is written, where the cache can hold it: most work
+reads what was made just before. What stands before the call takes by itself is subtracted. The load before all that
+keeps the device busy for longer than Python needs to start the call. On the CPU: the median of single runs.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hilore_planner.costs.layout import Layout
+from hilore_planner.costs.lead import Lead, Leads
 from hilore_planner.costs.load import Arena, Copies, Load, Program, input_bytes
 from hilore_planner.costs.sample import Run, Sample
 from hilore_planner.costs.table import OUT_OF_MEMORY, Entry, tried
@@ -30,10 +32,12 @@ _STRETCH_NS = 1_000_000
 _STRETCH_CALLS = 5
 """The load before a call lasts as long as that, and as so many of the call: it, not the call, must set the clock."""
 _ROUNDS = 7
-_CALLS_PER_COPY = 8
-"""As often the copy is timed by itself."""
+_CALLS_PER_LEAD = 8
+"""As often what stands before them is timed by itself."""
 _PAUSE_CYCLES = 200_000
 """About a tenth of a millisecond, where the load's steps are so small that the device would wait for Python."""
+_CACHED_SHARE = 2 / 3
+"""Of the L2 cache: the rest holds what the call reads and writes beside."""
 _QUIET = 0.1
 """Spread of the copy's times, relative to their median, above which something else was running."""
 _TRIES = 3
@@ -85,7 +89,7 @@ def _times(
     around = [part.inputs() for part in program if not isinstance(part, int)]
     fitting = [each for each in (*layouts, *around) if input_bytes(each) <= limit_bytes]
     arena = Arena(device, fitting)
-    rounds = _Rounds(Load.of_program(program, arena, copies), copies)
+    rounds = _Rounds(Load.of_program(program, arena, copies), Leads(copies, _cached_bytes(device)))
     entries: dict[int, Entry] = {}
     for place, ((sample, run), inputs) in enumerate(zip(samples, layouts, strict=True)):
         found = _first(arena, sample, run, inputs)
@@ -121,6 +125,11 @@ def _free_bytes() -> int:
     return free_bytes + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
+def _cached_bytes(device: torch.device) -> int:
+    """How much of what a kernel writes the next one finds in the L2 cache."""
+    return int(_CACHED_SHARE * torch.cuda.get_device_properties(device).L2_cache_size)
+
+
 @dataclass(slots=True)
 class _Call:
     """A sample with its inputs, and about how long it takes."""
@@ -136,58 +145,82 @@ class _Call:
 class _Rounds:
     """Calls in turns on the current CUDA device, amid a load."""
 
-    def __init__(self, load: Load, copies: Copies) -> None:
+    def __init__(self, load: Load, leads: Leads) -> None:
         self._load = load
-        self._copies = copies
-        self._calls: dict[int, _Call] = {}
+        self._leads = leads
+        self._calls: dict[int, tuple[Lead, _Call]] = {}
 
     def add(self, place: int, call: _Call) -> None:
         """Time this call, too."""
-        self._calls[place] = call
+        self._calls[place] = self._leads.of(call.inputs), call
 
     def times_ns(self) -> dict[int, int]:
-        """By place: at the clocks of the load and with a cold cache."""
+        """By place: at the clocks of the load and with the cache as an update leaves it."""
         if not self._calls:
             return {}
         self._load.warm_up(_WARM_SECONDS)
-        tries = []
+        tries: list[_Times] = []
         for _ in range(_TRIES):
             tries.append(self._tried())
-            if _spread(tries[-1][None]) <= _QUIET:
+            if tries[-1].spread <= _QUIET:
                 break
-        best = min(tries, key=lambda times: _spread(times[None]))
-        copy_ns = statistics.median(best[None])
+        best = min(tries, key=lambda times: times.spread)
         return {
-            place: max(1, round(statistics.median(best[place]) - copy_ns)) for place in self._calls
+            place: max(1, round(best.of_calls[place] - best.of_leads[lead.moved_bytes]))
+            for place, (lead, _) in self._calls.items()
         }
 
-    def _tried(self) -> dict[int | None, list[float]]:
-        """Nanoseconds of each call behind a copy, and of the copy by itself, in every round."""
-        times: dict[int | None, list[float]] = {place: [] for place in (None, *self._calls)}
+    def _tried(self) -> _Times:
+        """Nanoseconds of each call with its lead, and of leads by themselves, in every round."""
+        calls: dict[int, list[float]] = {place: [] for place in self._calls}
+        leads: dict[int, list[float]] = defaultdict(list)
         for _ in range(_ROUNDS):
-            events: list[tuple[int | None, tuple[Any, Any]]] = []
-            for number, (place, call) in enumerate(self._calls.items()):
-                if number % _CALLS_PER_COPY == 0:
-                    events.append((None, self._timed(None)))
-                events.append((place, self._timed(call)))
+            whole = self._leads.whole
+            events = [(leads[whole.moved_bytes], self._timed(whole, None))]
+            since: Counter[int] = Counter()
+            for place, (lead, call) in self._calls.items():
+                if since[lead.moved_bytes] % _CALLS_PER_LEAD == 0:
+                    events.append((leads[lead.moved_bytes], self._timed(lead, None)))
+                since[lead.moved_bytes] += 1
+                events.append((calls[place], self._timed(lead, call)))
             torch.cuda.synchronize()
-            for key, (start, end) in events:
-                times[key].append(1e6 * float(start.elapsed_time(end)))
-        return times
+            for found, (start, end) in events:
+                found.append(1e6 * float(start.elapsed_time(end)))
+        return _Times.of(calls, leads)
 
-    def _timed(self, call: _Call | None) -> tuple[Any, Any]:
-        """Events around a copy, and a call behind it, after a stretch of the load."""
+    def _timed(self, lead: Lead, call: _Call | None) -> tuple[Any, Any]:
+        """Events around a lead, and a call behind it, after a stretch of the load."""
         cuda: Any = torch.cuda
         start, end = (cuda.Event(enable_timing=True) for _ in range(2))
         self._load.run(max(_STRETCH_NS, _STRETCH_CALLS * call.about_ns if call else 0))
         if self._load.is_host_bound:
             cuda._sleep(_PAUSE_CYCLES)
+        lead.before()
         start.record()
-        self._copies.whole()
+        lead.run()
         if call is not None:
             call.run()
         end.record()
         return start, end
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Medians over the rounds of one try, in nanoseconds."""
+
+    of_calls: dict[int, float]
+    of_leads: dict[int, float]
+    spread: float
+    """Of the copy that fills the cache: it takes long enough to tell whether something else was running."""
+
+    @classmethod
+    def of(cls, calls: dict[int, list[float]], leads: dict[int, list[float]]) -> _Times:
+        """Of every call by its place, and of every lead by what it moves."""
+        return cls(_medians(calls), _medians(leads), _spread(leads[0]))
+
+
+def _medians(times: dict[int, list[float]]) -> dict[int, float]:
+    return {key: statistics.median(found) for key, found in times.items()}
 
 
 def _spread(times: Sequence[float]) -> float:
