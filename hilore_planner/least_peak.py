@@ -22,17 +22,28 @@ def least_peak(
     """The problem with the lowest cap that was found to do, and its fastest placement; unplaced where none does.
 
     The solver's own search for the least peak ends when its time does. Whether something fits a given cap it finds much
-    sooner, so lower and lower caps are asked for from there on.
+    sooner, so lower and lower caps are asked for from there on. Where copies may be lossy, the search starts from the
+    least peak without any: they never raise it.
     """
-    first = solve(replace(problem, memory_cap_bytes=1), time_limit_seconds=solver_seconds)
-    least_bytes = first.smallest_feasible_cap_bytes
+    least_bytes, placement, first = _first(problem, solver_seconds)
     if least_bytes is None:
         return problem, first
-    placement: Mapping[str, str] = first.witness
     for share in _STEPS:
         least_bytes, placement = _lowered(problem, least_bytes, placement, share, solver_seconds)
     at_least = replace(problem, memory_cap_bytes=least_bytes)
     return at_least, solve(at_least, time_limit_seconds=solver_seconds, warm_start=placement)
+
+
+def _first(
+    problem: PlacementProblem, solver_seconds: float
+) -> tuple[Bytes | None, Mapping[str, str], Solution]:
+    """A peak to start from, if there is any, with its placement, and the solution that says so."""
+    if problem.gradient_error > 0.0:
+        _, exact = least_peak(replace(problem, gradient_error=0.0), solver_seconds)
+        if exact.is_placed:
+            return exact.peak_bytes, exact.placement, exact
+    first = solve(replace(problem, memory_cap_bytes=1), time_limit_seconds=solver_seconds)
+    return first.smallest_feasible_cap_bytes, first.witness, first
 
 
 def _lowered(

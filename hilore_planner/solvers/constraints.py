@@ -14,6 +14,7 @@ refinement says.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from hilore_planner.solvers.variables import (
     lossy_actions,
     rebuilds,
 )
+
+_ROUNDING = 1e-9
+"""Risks are sums of many small numbers."""
 
 
 def add_at_hand(model: LinearModel, variables: Variables) -> None:
@@ -63,7 +67,10 @@ def add_parents(model: LinearModel, variables: Variables) -> None:
 
 
 def add_risk(model: LinearModel, variables: Variables) -> None:
-    """(4) Σ ρ[u,f]·compress[u,f] + Σ ρ_inexact[u]·inexact[u] ≤ ε², divided by ε²."""
+    """(4) Σ ρ[u,f]·compress[u,f] + Σ ρ_inexact[u]·inexact[u] ≤ ε², divided by ε².
+
+    Or, where all risks are one, by that, and rounded down: so many there may be.
+    """
     structure = variables.structure
     if structure.risk_budget <= 0.0:
         return
@@ -79,7 +86,13 @@ def add_risk(model: LinearModel, variables: Variables) -> None:
             # Where it is over the budget its column is closed, and HiGHS refuses numbers far above 1.
             if risk <= structure.risk_budget:
                 terms.append((variables.inexact[u], risk / structure.risk_budget))
-    model.row("risk[]", terms, upper=1.0 - variables.refinement.guard_risk)
+    upper = 1.0 - variables.refinement.guard_risk
+    risks = {risk for _, risk in terms if risk > 0.0}
+    if len(risks) == 1:
+        (risk,) = risks
+        terms = [(column, each / risk) for column, each in terms]
+        upper = math.floor(upper / risk * (1.0 + _ROUNDING))
+    model.row("risk[]", terms, upper=upper)
 
 
 def add_inexactness(model: LinearModel, variables: Variables) -> None:

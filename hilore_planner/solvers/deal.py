@@ -27,7 +27,10 @@ class _Hand:
 
 
 def dealt(folded: Folded, values: Sequence[float]) -> Iterator[dict[str, str]]:
-    """Actions by unit that have the counts in ``values``, one for each way to deal them out."""
+    """Actions by unit that have the counts in ``values``, one for each way to deal them out.
+
+    The first two are as the program has it: nothing is pooled.
+    """
     structure = folded.choices.variables.structure
     hands = [
         _Hand(members, {a: round(values[column]) for a, column in actions.items()})
@@ -35,7 +38,7 @@ def dealt(folded: Folded, values: Sequence[float]) -> Iterator[dict[str, str]]:
         for actions in [folded.choices.variables.actions[first]]
     ]
     pooled = _pooled(structure, hands)
-    for held in [pooled] if len(pooled) == len(hands) else [pooled, hands]:
+    for held in [hands] if len(pooled) == len(hands) else [hands, pooled]:
         for rank in _RANKS if any(structure.tainted) else _RANKS[:1]:
             for is_reversed in (True, False):
                 table = _Table(structure)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from hilore_planner.solvers.candidate import Candidate, candidate
 from hilore_planner.solvers.deal import dealt
 from hilore_planner.solvers.fold import Folded, fold, looks
-from hilore_planner.solvers.linear import LinearResult, solve_linear
+from hilore_planner.solvers.linear import Column, LinearResult, solve_linear
 from hilore_planner.solvers.problem import PositionIndex
-from hilore_planner.solvers.refine import refine
+from hilore_planner.solvers.refine import refine, write_out
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.repair import complete, place
 from hilore_planner.solvers.search import Found, Goal, Limits, better, over_positions
@@ -17,15 +17,20 @@ from hilore_planner.solvers.structure import Structure
 from hilore_planner.solvers.variables import RECOMPUTE, STORE
 
 _ROUNDS = 8
-_PEAKS_A_ROUND = 2
+_PEAKS_A_ROUND = 6
+
 _REFINED_A_ROUND = 3
 """What is refined tells layers apart: with much, little is left to fold."""
 
-_SHARE = 0.5
+_SHARE = 0.7
 """Of the time that is left, for one round."""
 
-_GAP = 0.5
-"""Of the gap allowed: the rest is for what dealing loses."""
+_OWN = 2
+"""Of what is dealt, the first are as the program has it."""
+
+_GAPS = (10.0, 0.9, 0.5)
+"""Of the gap allowed: while rows are missing, which they are not for long behind fences; where none is; and where
+dealing loses more than the rest."""
 
 
 def search_folded(
@@ -47,17 +52,22 @@ def search_folded(
         limits: when to stop.
         start: a placement that may be returned, if there is one.
         refines: go on where peak rows alone do not help any more.
-        rounds: how often to solve at most.
+        rounds: how often to refine at most; after the last it is not solved again.
     """
     alike = looks(structure)
     best, bound, known_bound = start, 0, 0
-    for _ in range(rounds):
-        folded = fold(structure, alike, refinement)
-        program = goal.program(folded.choices)
+    gaps = iter(_GAPS[1:] if structure.fences else _GAPS)
+    gap, has_grown = next(gaps), True
+    while rounds and gap:
+        if has_grown:
+            folded = fold(structure, alike, refinement)
+            program = goal.program(folded.choices)
+            hint = _hint(folded, best)
         result = solve_linear(
             program.model,
-            relative_gap=_GAP * limits.relative_gap,
+            relative_gap=gap * limits.relative_gap,
             deadline=limits.part(_SHARE).deadline,
+            hint=hint,
         )
         if result.outcome == "infeasible":
             return Found(best, bound, infeasible=refinement.bounds())
@@ -65,37 +75,74 @@ def search_folded(
             bound = max(bound, goal.bound(program, result))
         if not result.values:
             break
-        made = []
-        for each in _dealt(structure, folded, result, refinement.fences):
-            made.append(each)
-            best = better(goal, best, each if goal.accepts(structure, each) else None)
-            if _is_proven(goal, limits, best, bound):
-                return Found(best, bound)
-        # Only the last are as the program has it: nothing is pooled.
-        nearest = min(made[-2:], key=lambda each: each.replay.peak_bytes)
-        over = over_positions(nearest.replay.position_bytes, goal.limit_bytes(program, result))
-        excess_bytes = nearest.replay.peak_bytes - goal.limit_bytes(program, result)
-        is_near = excess_bytes <= limits.relative_gap * nearest.replay.peak_bytes
-        if refines and (is_near or best is None):
-            best = better(goal, best, goal.repair(structure, nearest))
-        has_grown = any([refinement.add_peak(k) for k in over[:_PEAKS_A_ROUND]])
-        if not has_grown or limits.close(bound, known_bound):
-            has_grown = refines and _refined(structure, refinement, nearest, over)
-        known_bound = bound
-        if not has_grown or limits.out_of_time() or _is_proven(goal, limits, best, bound):
+        best, nearest = _tried(goal, limits, folded, result, Found(best, bound), repairs=refines)
+        if limits.out_of_time() or _is_proven(goal, limits, best, bound):
             break
+        over = over_positions(nearest.replay.position_bytes, goal.limit_bytes(program, result))
+        is_stuck = limits.close(bound, known_bound)
+        has_grown = _grown(structure, refinement, over, nearest, refines=refines, at_once=is_stuck)
+        known_bound, rounds, hint = bound, rounds - has_grown, dict(enumerate(result.values))
+        if not has_grown:
+            gap = 0.0 if over else next(gaps, 0.0)
     return Found(best, bound)
 
 
-def _refined(
-    structure: Structure, refinement: Refinement, nearest: Candidate, over: Sequence[PositionIndex]
+def _hint(folded: Folded, best: Candidate | None) -> dict[Column, float] | None:
+    """The counts of a placement's actions."""
+    if best is None:
+        return None
+    variables = folded.choices.variables
+    names = [unit.name for unit in variables.structure.problem.units]
+    return {
+        column: float(sum(best.placement.get(names[u]) == action for u in units))
+        for first, units in folded.members.items()
+        for action, column in variables.actions[first].items()
+    }
+
+
+def _tried(
+    goal: Goal,
+    limits: Limits,
+    folded: Folded,
+    result: LinearResult,
+    known: Found,
+    *,
+    repairs: bool,
+) -> tuple[Candidate | None, Candidate]:
+    """The best of what is dealt and ``known``, and what is nearest to the program's own; the first proven ends it."""
+    structure = folded.choices.variables.structure
+    best, made = known.best, []
+    for each in _dealt(structure, folded, result):
+        made.append(each)
+        best = better(goal, best, each if goal.accepts(structure, each) else None)
+        if _is_proven(goal, limits, best, known.bound):
+            break
+    nearest = min(made[:_OWN], key=lambda each: each.replay.peak_bytes)
+    if repairs and best is None and not structure.fences:
+        best = goal.repair(structure, nearest)
+    return best, nearest
+
+
+def _grown(
+    structure: Structure,
+    refinement: Refinement,
+    over: Sequence[PositionIndex],
+    nearest: Candidate,
+    *,
+    refines: bool,
+    at_once: bool,
 ) -> bool:
-    return any(
-        [
+    """Add peak rows, behind fences exact ones; where there are none to add, or ``at_once``, refine for ``nearest``."""
+    rows = over[:_PEAKS_A_ROUND]
+    grown = [refinement.add_peak(k) for k in rows]
+    if structure.fences:
+        grown += [write_out(structure, refinement, k) for k in rows]
+    if refines and (at_once or not any(grown)):
+        grown += [
             refine(structure, refinement, nearest.placement, nearest.replay, k)
             for k in over[:_REFINED_A_ROUND]
         ]
-    )
+    return any(grown)
 
 
 def _is_proven(goal: Goal, limits: Limits, best: Candidate | None, bound: int) -> bool:
@@ -106,16 +153,13 @@ def _dealt(
     structure: Structure,
     folded: Folded,
     result: LinearResult,
-    fences: Mapping[int, PositionIndex],
 ) -> Iterator[Candidate]:
     for choice in dealt(folded, result.values):
         made = candidate(structure, place(structure, complete(structure, choice)))
-        yield _behind(structure, fences, made) if fences else made
+        yield _behind(structure, made) if structure.fences else made
 
 
-def _behind(
-    structure: Structure, fences: Mapping[int, PositionIndex], made: Candidate
-) -> Candidate:
+def _behind(structure: Structure, made: Candidate) -> Candidate:
     """The placement with what is demanded before its fence stored, where that is what starts it.
 
     Folded, the rows that chain layer to layer leave an exception or two in a class.
@@ -125,7 +169,7 @@ def _behind(
         demand = made.replay.demand
         early = {
             u
-            for u, fence in fences.items()
+            for u, fence in structure.fences.items()
             if made.placement.get(units[u].name) == RECOMPUTE and demand[units[u].name] <= fence
         }
         first = {

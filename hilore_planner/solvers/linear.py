@@ -126,6 +126,8 @@ def solve_linear(
     program = mathopt.Model.from_model_proto(model.to_proto(relaxed=relaxed))
     variables = list(program.variables())
     params = mathopt.SolveParameters(relative_gap_tolerance=None if relaxed else relative_gap)
+    # Half of what equal layers leave to decide is settled at the root; to presolve that again takes longer.
+    params.highs.bool_options["mip_allow_restart"] = False
     if deadline < math.inf:
         params.time_limit = timedelta(seconds=max(deadline - time.monotonic(), 0.0))
     model_params = mathopt.ModelSolveParameters()

@@ -15,7 +15,8 @@ from typing import get_args
 
 from hilore_planner.errors import OptionError
 from hilore_planner.solvers.candidate import candidate
-from hilore_planner.solvers.pipeline import Engine, solve_cap
+from hilore_planner.solvers.cap import solve_cap
+from hilore_planner.solvers.pipeline import Engine
 from hilore_planner.solvers.problem import PlacementProblem, Solution
 from hilore_planner.solvers.search import Limits
 from hilore_planner.solvers.structure import analyse

@@ -1,18 +1,17 @@
-"""The order in which a cap is searched, and the solution that comes of it."""
+"""The order in which the fastest placement under a cap, and the least peak, are searched."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hilore_planner.solvers.answers import placed, unplaced
 from hilore_planner.solvers.candidate import Candidate
 from hilore_planner.solvers.folded_search import search_folded
 from hilore_planner.solvers.linear import LinearResult, solve_linear
-from hilore_planner.solvers.problem import Bytes, Solution
+from hilore_planner.solvers.local import search_local, soon_local
+from hilore_planner.solvers.problem import Bytes
 from hilore_planner.solvers.program import Program, read_placement, whole
-from hilore_planner.solvers.refine import start_refinement
+from hilore_planner.solvers.refine import start_fenced, start_refinement
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.repair import into_budget, repair
 from hilore_planner.solvers.search import (
@@ -31,13 +30,13 @@ Engine = Literal["milp", "lp-repair"]
 _FENCES = (0, 1, 2)
 """How many layers ahead placements may rebuild that are searched before all others."""
 
-_FENCED_ROUNDS = 3
-"""For a large program: most of what there is to gain."""
+_PEAK_ROUNDS = 2
+"""Of the folded program with peak rows alone."""
 
 _LARGE = 1000
 """Units from which on the program is large."""
 
-_SHARE = 0.3
+SHARE = 0.3
 """Of the time that is left, for one search of several."""
 
 _LOSSLESS_SHARE = 0.5
@@ -70,10 +69,6 @@ class Search:
         if self.engine == "lp-repair":
             found = self._relaxed(goal, start)
             return replace(found, best=found.best or self._fenced(goal, limits))
-        if start is None and self._is_large():  # soon found, where all else takes its time
-            start = self._lossless(goal, limits, None)
-            if start is not None:
-                self.refinement.add_peak(start.replay.peak_position)
         first = self._first(goal, limits, start)
         if first.infeasible or (
             first.best and limits.close(goal.value(first.best.replay), first.bound)
@@ -95,7 +90,7 @@ class Search:
         # A tenth of the gap; below one byte, and so exact, where that is less.
         goal = LeastPeak(max(0.1 * limits.relative_gap * fixed_bytes, 0.4))
         folded = search_folded(
-            goal, self.structure, self.refinement, limits.part(_SHARE), None, refines=False
+            goal, self.structure, self.refinement, limits.part(SHARE), None, refines=False
         )
         if folded.infeasible:
             return folded
@@ -109,14 +104,14 @@ class Search:
                 return Found(best, bound)
             if self._is_large():
                 # What rebuilds nothing ahead of its own layer is alike in all layers.
-                fenced = start_refinement(self.structure).fenced(self.structure.fences(layers))
-                found = search_folded(
-                    goal, self.structure, fenced, limits, best, refines=True, rounds=_FENCED_ROUNDS
+                found = search_local(
+                    goal, self.structure, start_refinement(self.structure), limits, best
                 )
-                return replace(found, bound=bound)
-            fenced = self.refinement.fenced(self.structure.fences(layers))
+                return replace(found, bound=max(found.bound, bound))
+            fenced = self.structure.fenced(layers)
             if fenced.fences:
-                best = search(goal, self.structure, fenced, limits.part(_SHARE), best).best
+                rows = start_fenced(fenced, self.refinement)
+                best = search(goal, fenced, rows, limits.part(SHARE), best).best
                 is_fenced = True
         rest = limits.part(_FLOOR_SHARE) if is_fenced and best is not None else limits
         found = search(goal, self.structure, self.refinement, rest, best)
@@ -133,7 +128,9 @@ class Search:
                 part = replace(part, relative_gap=_ANY_GAP)
                 rows = start_refinement(self.structure, best)
                 goal = LeastTime(cap_bytes)
-                found = search_folded(goal, self.structure, rows, part, None, refines=True)
+                found = Found(soon_local(goal, self.structure, rows, part), 0)
+                if found.best is None:
+                    found = search_folded(goal, self.structure, rows, part, None, refines=True)
                 if found.infeasible:
                     bound = max(bound, cap_bytes + 1)
                 if found.best is None:
@@ -176,7 +173,7 @@ class Search:
         start, bound = folded.best, folded.bound
         if folded.infeasible or (start and limits.close(goal.value(start.replay), bound)):
             return folded
-        if limits.out_of_time():
+        if limits.out_of_time() or self._is_large():
             return folded
         if not any(self.structure.tainted):
             found = search(goal, self.structure, self.refinement, limits, start, rounds=1)
@@ -197,9 +194,20 @@ class Search:
         return replace(found, bound=max(found.bound, bound))
 
     def _folded(self, goal: LeastTime, limits: Limits, start: Candidate | None) -> Found:
-        """The folded program: with peak rows, and where it is large, refined."""
+        """The folded program: with peak rows alone, then of placements that rebuild each layer in its turn."""
         rows = Refinement(peaks=self.refinement.peaks)  # one list: the program gets the rows, too
-        return search_folded(goal, self.structure, rows, limits, start, refines=self._is_large())
+        rounds = 1 if self._is_large() else _PEAK_ROUNDS
+        found = search_folded(
+            goal, self.structure, rows, limits, start, refines=False, rounds=rounds
+        )
+        best, bound = found.best, found.bound
+        if found.infeasible or (best and limits.close(goal.value(best.replay), bound)):
+            return found
+        if best is None and any(self.structure.tainted) and self._is_large():
+            lossless = self._without_lossy().structure  # soon found, where all else takes its time
+            best = soon_local(goal, lossless, self.refinement, limits)
+        found = search_local(goal, self.structure, self.refinement, limits, best)
+        return replace(found, bound=max(bound, found.bound))
 
     def _relaxed(self, goal: LeastTime, start: Candidate | None) -> Found:
         """The LP relaxation, rounded and repaired: quick, so whatever the time limit."""
@@ -229,71 +237,10 @@ class Search:
     def _fenced(self, goal: LeastTime, limits: Limits) -> Candidate | None:
         """A placement that rebuilds no further ahead than it must to be under the cap."""
         for layers in _FENCES:
-            fenced = self.refinement.fenced(self.structure.fences(layers))
+            fenced = self.structure.fenced(layers)
             if fenced.fences:
-                found = search(goal, self.structure, fenced, limits.part(_SHARE)).best
+                rows = start_fenced(fenced, self.refinement)
+                found = search(goal, fenced, rows, limits.part(SHARE)).best
                 if found is not None:
                     return found
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A solution with what the next cap can use.
-
-    Attributes:
-        solution: the solution.
-        best: its placement, if it has one.
-        floor: the least peak, if it was searched.
-    """
-
-    solution: Solution
-    best: Candidate | None
-    floor: Found | None
-
-
-def solve_cap(
-    structure: Structure,
-    engine: Engine,
-    cap_bytes: Bytes,
-    limits: Limits,
-    start: Candidate | None = None,
-    floor: Found | None = None,
-) -> Answer:
-    """Solve for one cap, from ``start`` if that fits, with a ``floor`` if that is known.
-
-    Every search has a refinement of its own: what one needs would only slow another down.
-    """
-    started = time.monotonic()
-    searched = Search(structure, start_refinement(structure, start), engine)
-    starts = [start, floor.best if floor is not None else None]
-    start = next((each for each in starts if each and each.fits(structure, cap_bytes)), None)
-    found = Found(None, 0, infeasible=floor is not None and floor.excludes(cap_bytes))
-    if not found.infeasible:
-        # Where nothing is known that fits, time is left to find out what does.
-        part = limits if start else limits.part(1.0 - _SHARE)
-        found = searched.least_time(cap_bytes, part, start)
-    if found.best is None:
-        floor = floor or Search(structure, start_refinement(structure), engine).least_peak(limits)
-        found = _decided(searched, cap_bytes, limits, found, floor)
-    if found.best is not None:
-        return Answer(
-            placed(engine, found.best, found.bound, limits.relative_gap, started), found.best, floor
-        )
-    assert floor is not None  # nothing was found above
-    if found.infeasible:
-        floor = replace(floor, bound=max(floor.bound, cap_bytes + 1))
-    solution = unplaced(engine, structure, floor, started, is_proven=found.infeasible)
-    return Answer(solution, None, floor)
-
-
-def _decided(
-    searched: Search, cap_bytes: Bytes, limits: Limits, found: Found, floor: Found
-) -> Found:
-    """A placement from the least peak's, a proof that there is none, or else a longer search."""
-    if floor.best is not None and floor.best.fits(searched.structure, cap_bytes):
-        again = searched.least_time(cap_bytes, limits, floor.best)
-        return replace(again, bound=max(found.bound, again.bound))
-    if found.infeasible or floor.excludes(cap_bytes):
-        return Found(None, 0, infeasible=True)
-    return searched.either(cap_bytes, limits)

@@ -48,6 +48,32 @@ def start_refinement(structure: Structure, near: Candidate | None = None) -> Ref
     return refinement
 
 
+def start_fenced(fenced: Structure, refinement: Refinement) -> Refinement:
+    """A refinement that keeps to the structure's fences, with the peak rows of another, which gets those of this."""
+    rows = Refinement(peaks=refinement.peaks)
+    for u in fenced.entries():
+        rows.add_break(u, fenced.fences[u])
+    for k in rows.peaks:
+        write_out(fenced, rows, k)
+    return rows
+
+
+def write_out(fenced: Structure, refinement: Refinement, position: PositionIndex) -> bool:
+    """Make the program exact at ``position`` for every placement behind fences; False if it was already.
+
+    Units that may be demanded by then, but need not be, are those of the few layers whose turn is then.
+    """
+    grown = False
+    for u, unit in enumerate(fenced.problem.units):
+        if fenced.needed(u) and unit.layer is not None:
+            for k in (position - 1, position):
+                if fenced.earliest[u] <= k < fenced.latest[u]:
+                    grown |= refinement.add_break(u, k)
+            if fenced.surely_last[u] < position <= fenced.possibly_last[u]:
+                grown |= refinement.add_tail(u, position)
+    return grown
+
+
 @dataclass(frozen=True, slots=True)
 class _View:
     """A placement with its replay, seen through the program's refinement."""
@@ -76,7 +102,7 @@ def refine(
         actions=tuple(placement.get(name) for name in names),
         demand=tuple(replay.demand.get(name, NEVER) for name in names),
         last=tuple(replay.last.get(name, NEVER) for name in names),
-        horizon=refinement.fences or structure.fences(1),
+        horizon=structure.fences or structure.fences_ahead(1),
     )
     grown = refinement.add_peak(position)
     if position < structure.problem.first_backward:

@@ -9,7 +9,6 @@ that counts too little, and is refined at the positions where a solution's repla
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hilore_planner.solvers.problem import Bytes, PositionIndex
@@ -25,8 +24,6 @@ class Refinement:
             then, ascending.
         tails: by unit, positions past its sure last need at which the program decides whether it is
             still needed.
-        fences: by unit, a position by which it must not be demanded. Fences restrict the program
-            to placements that rebuild only so far ahead: quick to make exact, but no bound.
         guard_bytes: taken off the cap where the solver's tolerance alone let a peak over it.
         guard_risk: taken off the risk budget, as a part of it, likewise.
     """
@@ -34,19 +31,21 @@ class Refinement:
     peaks: list[PositionIndex] = field(default_factory=list)
     breaks: dict[int, list[PositionIndex]] = field(default_factory=dict)
     tails: dict[int, list[PositionIndex]] = field(default_factory=dict)
-    fences: Mapping[int, PositionIndex] = field(default_factory=dict)
     guard_bytes: Bytes = 0
     guard_risk: float = 0.0
 
     def bounds(self) -> bool:
-        """Whether the program is a relaxation: its bound holds for every placement."""
-        return not (self.fences or self.guard_bytes or self.guard_risk)
+        """Whether the program is a relaxation: its bound holds for every placement of the structure."""
+        return not (self.guard_bytes or self.guard_risk)
 
-    def fenced(self, fences: Mapping[int, PositionIndex]) -> Refinement:
-        """The same refinement, growing together with this one, behind ``fences``."""
-        for unit, position in fences.items():
-            self.add_break(unit, position)
-        return replace(self, fences=fences)
+    def copy(self) -> Refinement:
+        """One that grows by itself."""
+        return replace(
+            self,
+            peaks=list(self.peaks),
+            breaks={unit: list(breaks) for unit, breaks in self.breaks.items()},
+            tails={unit: list(tails) for unit, tails in self.tails.items()},
+        )
 
     def add_peak(self, position: PositionIndex) -> bool:
         """Write out the peak row at ``position``; False if it is there already."""

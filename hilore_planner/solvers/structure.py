@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from hilore_planner.solvers.heirs import Heir, heirs_of
 from hilore_planner.solvers.problem import (
@@ -44,12 +45,39 @@ class Structure:
     """Units of each kind that can be needed."""
     heirs: tuple[tuple[Heir, ...], ...]
     """By unit."""
+    fences: Mapping[int, PositionIndex] = field(default_factory=dict)
+    """By unit, a position by which it is not rebuilt; the ranges hold for placements that keep to that."""
 
     def alike(self, unit: int) -> tuple[int, ...]:
         """The units of the same kind, itself among them; only itself where it has none."""
         return self.kinds.get(self.problem.units[unit].kind, (unit,))
 
-    def fences(self, layers: int) -> dict[int, PositionIndex]:
+    def fenced(self, layers: int) -> Structure:
+        """The structure of the placements that rebuild at most ``layers`` layers ahead."""
+        fences = self.fences_ahead(layers)
+        earliest, surely_last = list(self.earliest), list(self.surely_last)
+        for u in reversed(range(len(earliest))):
+            if self.needed(u):
+                reads = self.problem.units[u].read_at
+                soonest = min([*(earliest[v] for v in self.rebuilders[u]), *reads[:1]])
+                earliest[u] = max(soonest, fences.get(u, NEVER) + 1)
+                surely_last[u] = reads[-1] if reads else soonest
+        return replace(
+            self, earliest=tuple(earliest), surely_last=tuple(surely_last), fences=fences
+        )
+
+    def entries(self) -> tuple[int, ...]:
+        """Units that one with an earlier fence, or none, is recomputed from.
+
+        Where some are rebuilt before their fences, one of these is.
+        """
+        return tuple(
+            u
+            for u, fence in self.fences.items()
+            if any(self.fences.get(v, NEVER) < fence for v in self.rebuilders[u])
+        )
+
+    def fences_ahead(self, layers: int) -> dict[int, PositionIndex]:
         """Positions that keep units from being demanded more than ``layers`` layers ahead.
 
         Backward goes through layers from the last to the first. A layer's turn starts at the first

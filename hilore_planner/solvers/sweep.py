@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hilore_planner.solvers.candidate import Candidate, candidate
+from hilore_planner.solvers.cap import solve_cap
 from hilore_planner.solvers.milp import check_engine
-from hilore_planner.solvers.pipeline import Engine, solve_cap
+from hilore_planner.solvers.pipeline import Engine
 from hilore_planner.solvers.problem import Bytes, PlacementProblem, Solution
 from hilore_planner.solvers.search import Found, Limits, closed
 from hilore_planner.solvers.structure import analyse

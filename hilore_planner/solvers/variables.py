@@ -1,7 +1,7 @@
 """The columns of the integer program.
 
     store[u], compress[u,f], recompute[u]   the unit's action                            binary
-    inexact[u]                              recomputed from something inexact            [0, 1]
+    inexact[u]                              recomputed from something inexact            binary
     by[u,a,k]                               a is its action, rebuilds or decodes it,
                                             and it is demanded at k or before            binary
     tail[u,a,k]                             a holds it at k, past its sure last need     [0, 1]
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hilore_planner.solvers.linear import Column, LinearModel, Term
-from hilore_planner.solvers.problem import NEVER, Bytes, PositionIndex, compress_action
+from hilore_planner.solvers.problem import Bytes, PositionIndex, compress_action
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.structure import Structure
 
@@ -126,7 +126,7 @@ def add_breaks(
         for action in actions[u]:
             if rebuilds(structure, u, action):
                 for k in positions:
-                    upper = 0.0 if k <= refinement.fences.get(u, NEVER) else counts.get(u, 1)
+                    upper = 0.0 if k < structure.earliest[u] else counts.get(u, 1)
                     by[u, action, k] = model.column(f"by[{name},{action},{k}]", upper=upper)
     return by
 
@@ -222,4 +222,4 @@ def add_inexact(model: LinearModel, structure: Structure, u: int, *, count: int 
     """``inexact[u]``; closed where that alone would be over the risk budget."""
     unit = structure.problem.units[u]
     upper = 0.0 if unit.inexact_risk > structure.risk_budget else float(count)
-    return model.column(f"inexact[{unit.name}]", upper=upper, integer=False)
+    return model.column(f"inexact[{unit.name}]", upper=upper)

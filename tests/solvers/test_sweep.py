@@ -14,6 +14,7 @@ from hilore_planner.errors import OptionError
 from hilore_planner.solvers import (
     PlacementProblem,
     folded_search,
+    local,
     pipeline,
     replay,
     search,
@@ -78,7 +79,7 @@ def test_a_start_says_where_the_peaks_are(monkeypatch: pytest.MonkeyPatch) -> No
         programs.append(model)
         return solve_linear(model, **options)
 
-    for module in (folded_search, search, pipeline):
+    for module in (folded_search, local, search, pipeline):
         monkeypatch.setattr(module, "solve_linear", counted)
     assert solve(near).status == "optimal"
     alone = len(programs)
