@@ -177,7 +177,7 @@ class _Rounds:
         for _ in range(_ROUNDS):
             whole = self._leads.whole
             events = [(leads[whole.moved_bytes], self._timed(whole, None))]
-            since: Counter[int] = Counter()
+            since = Counter({whole.moved_bytes: 1})
             for place, (lead, call) in self._calls.items():
                 if since[lead.moved_bytes] % _CALLS_PER_LEAD == 0:
                     events.append((leads[lead.moved_bytes], self._timed(lead, None)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from hilore_planner.costs.stopwatch import Stopwatch, _times
 from tests.costs.ready import Ready
 
 CPU = torch.device("cpu")
-COPY_NS, STEP_NS = 125_000, 300_000
+COPY_NS, STEP_NS, WRITE_NS = 125_000, 300_000, 9_000
+CACHE_BYTES = 96
 
 
 class Clock:
@@ -51,6 +53,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: clock.work("pause", cycles))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**20))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda _: SimpleNamespace(L2_cache_size=CACHE_BYTES),
+    )
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
     monkeypatch.setattr(loads, "_COPIED_BYTES", 64)
@@ -115,7 +122,7 @@ def test_calls_are_timed_amid_the_load_without_what_surrounds_them(clock: Clock)
     times = {"long": 5_300_000, "short": 2_000, "tiny": 0}
 
     def call(name: str) -> tuple[Sample, Run]:
-        return sample(name, layout(4)), Ready(lambda _: clock.work(name, times[name]))
+        return sample(name, layout(32)), Ready(lambda _: clock.work(name, times[name]))
 
     def fails(_: list[torch.Tensor]) -> None:
         raise RuntimeError("no kernel\nof this kind")
@@ -140,6 +147,22 @@ def test_calls_are_timed_amid_the_load_without_what_surrounds_them(clock: Clock)
     assert clock.done[last - 2] in ("step", "copy", "pause")
 
 
+def test_an_input_that_the_cache_holds_is_written_before_the_call(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(tensor: torch.Tensor, _: int) -> torch.Tensor:
+        clock.work(f"write {tensor.nbytes}", WRITE_NS)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "mul_", write)
+    call = Ready(lambda _: clock.work("call", 5_000))
+    step = sample("step", layout(4), eager=lambda: clock.work("step", STEP_NS))
+    (entry,) = _times(CPU, [(sample("one", layout(4), layout(16)), call)], [step])
+    assert entry.ns == 5_000
+    last = len(clock.done) - 1 - clock.done[::-1].index("call")
+    assert clock.done[last - 2 : last] == ["copy", "write 64"]
+
+
 def test_rounds_that_were_disturbed_are_repeated(clock: Clock) -> None:
     calls = 0
 
@@ -157,7 +180,7 @@ def test_rounds_that_were_disturbed_are_repeated(clock: Clock) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Copies, "whole", copy)
         step = sample("step", layout(4), eager=lambda: clock.work("step", STEP_NS))
-        (entry,) = _times(CPU, [(sample("one", layout(4)), Ready(call))], [step])
+        (entry,) = _times(CPU, [(sample("one", layout(32)), Ready(call))], [step])
     assert entry.ns == 50_000
     assert calls == 2 + 2 * 7
 
