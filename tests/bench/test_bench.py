@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hilore_planner.bench import peak as peak_bench
+from hilore_planner.bench import runner
 from hilore_planner.bench.dead_rows import DROPPED
 from hilore_planner.bench.dead_rows import summary as dead_summary
 from hilore_planner.bench.peak import Runs, bench_peak, is_overtaken, ladder_caps
@@ -53,7 +54,8 @@ def test_jobs_run_side_by_side_and_a_failing_one_says_why() -> None:
     assert "no such model" in failed["error"]
 
 
-def test_jobs_run_as_ready_lead_to_others() -> None:
+def test_jobs_run_as_ready_lead_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_WORKER", "tests.bench.rower")
     tiny = SETTINGS["tiny"]
     lost = Job(Setting("lost", "no such model", 1, 1, 1), Variant("eager", "eager-gc"))
 

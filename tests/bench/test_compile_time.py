@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from hilore_planner.bench import compile_time
 from hilore_planner.bench.budget import share_that_saves
-from hilore_planner.bench.compile_time import summary
+from hilore_planner.bench.compile_time import bench_compile_time, summary
 from hilore_planner.bench.cost import planning_share
 from hilore_planner.bench.runner import Row
 
@@ -48,3 +51,16 @@ def test_the_share_of_a_budget_is_found_that_saves_no_more() -> None:
     each_bytes = 256 * 64 * 4
     shares = [share_that_saves(loss, [x], count * each_bytes) for count in (2, 4)]
     assert 0 < shares[0] < shares[1]
+
+
+def test_the_first_calls_of_least_work_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([90.0, 84.0, 80.0, 88.0])
+
+    def rows(_: object) -> Iterator[Row]:
+        for variant in ("inductor", "hilore"):
+            yield {"variant": variant, "first_call_cpu_seconds": next(seconds)}
+
+    monkeypatch.setattr(compile_time._Process, "rows", rows)
+    plain, planned = bench_compile_time(1, repeats=2, costs="roofline", device="cpu")
+    assert plain == {"variant": "inductor", "first_call_cpu_seconds": 80.0}
+    assert planned == {"variant": "hilore", "first_call_cpu_seconds": 84.0, "added_share": 0.05}

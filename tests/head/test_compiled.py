@@ -122,9 +122,9 @@ def test_fewer_rows_than_chunks() -> None:
 @pytest.mark.parametrize(("loss", "dynamic"), [(ppo, False), (gspo, True)])
 def test_inductor_computes_the_same(loss: Loss, dynamic: bool) -> None:
     torch._dynamo.reset()
-    b = batch(sequences=4, tokens=16, dtype=torch.float32)
-    run = torch.compile(update, backend=inductor(3), dynamic=dynamic)
-    exact = batch(sequences=4, tokens=16)
+    b = batch(sequences=3, tokens=15, dtype=torch.float32)  # 45 rows: a chunk of 23, and one of 22
+    run = torch.compile(update, backend=inductor(2), dynamic=dynamic)
+    exact = batch(sequences=3, tokens=15)
     assert_close(
         [value.double() for value in gradients(run, b, loss, 1.0)],
         gradients(update, exact, loss, 1.0),
@@ -235,15 +235,14 @@ def test_float32_totals_are_rounded_once() -> None:
 def test_float32_totals_through_inductor() -> None:
     torch._dynamo.reset()
     b = batch(sequences=4, tokens=16, vocabulary=600, dtype=torch.bfloat16)
-    run = torch.compile(update, backend=inductor(4, "float32"))
+    run = torch.compile(update, backend=inductor(2, "float32"))
     (found, expected), codes = run_and_get_code(
         lambda: (gradients(run, b, ppo, 1.0), gradients(update, b, ppo, 1.0))
     )
     for mine, theirs in zip(found, expected, strict=True):
         assert (mine - theirs).double().norm() < 0.01 * theirs.double().norm()
     added = re.findall(r"extern_kernels\.addmm\((buf\d+), .*out=(buf\d+)\)", codes[0])
-    assert len(added) == 3
-    assert all(total == out for total, out in added)
+    assert [total == out for total, out in added] == [True]
 
 
 @pytest.mark.parametrize("loss", [ppo, gspo])
