@@ -61,8 +61,7 @@ def search_folded(
     while rounds and gap:
         if has_grown:
             folded = fold(structure, alike, refinement)
-            program = goal.program(folded.choices)
-            hint = _hint(folded, best)
+            program, hint = goal.program(folded.choices), _hint(folded, best)
         result = solve_linear(
             program.model,
             relative_gap=gap * limits.relative_gap,
