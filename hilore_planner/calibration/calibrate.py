@@ -49,7 +49,8 @@ def calibrate(
         exposure: the exposure of a batch's rows; None counts all rows alike.
         options: those the update will be compiled with: ``codecs``, ``head`` and ``checkpoint_tags`` matter.
         depth_buckets: into how many ranges of layers each kind of unit is split.
-        perturbed_batches: on how many of the batches each class is made inexact alone.
+        perturbed_batches: on how many of the batches each class is made inexact alone. With four or more it is seen
+            which classes differ much between batches; each takes several times as long as a batch that is not.
         progress: show what is being measured.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from hilore_planner.calibration.classes import UnitClass
-from hilore_planner.calibration.fit import Observations
+from hilore_planner.calibration.fit import Observations, beyond_usual
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import ClassRisk, RiskProfile
 from hilore_planner.calibration.trials import is_telling
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 def summed_risks(sampling: Sampling) -> RiskProfile:
     """Gains and errors of every class; risks add up, and batches are alike."""
-    kept = (_risk(sampling, c, _own_errors) for c in sampling.kept)
-    rebuilt = (_risk(sampling, c, _source_errors) for c in sampling.rebuilt)
+    margins = _margins(sampling)
+    kept = (_risk(sampling, c, _own_errors, margins[id(c)]) for c in sampling.kept)
+    rebuilt = (_risk(sampling, c, _source_errors, margins[id(c)]) for c in sampling.rebuilt)
     return RiskProfile(
         kept=tuple(risk for risk in kept if risk.gains),
         rebuilt=tuple(risk for risk in rebuilt if risk.gains),
@@ -71,10 +73,27 @@ def fitted_risks(raw: RiskProfile, seen: Observations) -> RiskProfile:
     return msgspec.structs.replace(raw, kept=tuple(kept), rebuilt=tuple(rebuilt), additivity=common)
 
 
+def _margins(sampling: Sampling) -> dict[int, float]:
+    """By class's identity: what it may exceed others by, beyond what all have in common in a batch."""
+    away: dict[int, dict[int, float]] = {}
+    by_batch: dict[int, list[float]] = defaultdict(list)
+    for unit_class in (*sampling.kept, *sampling.rebuilt):
+        logs = sampling.logs(unit_class)
+        away[id(unit_class)] = {b: log - statistics.fmean(logs.values()) for b, log in logs.items()}
+        for batch, log in away[id(unit_class)].items():
+            by_batch[batch].append(log)
+    common = {batch: statistics.median(logs) for batch, logs in by_batch.items()}
+    return {
+        of: beyond_usual([log - common[batch] for batch, log in logs.items()])
+        for of, logs in away.items()
+    }
+
+
 def _risk(
     sampling: Sampling,
     unit_class: UnitClass,
     errors: Callable[[Sampling, UnitClass, str], list[float]],
+    margin: float,
 ) -> ClassRisk:
     codecs = sampling.codecs
     gains = ((name, sampling.gain(unit_class, name)) for name in codecs)
@@ -90,6 +109,7 @@ def _risk(
             if (e := errors(sampling, unit_class, name))
         },
         erratic=tuple(name for name in codecs if name in sampling.erratic[id(unit_class)]),
+        margin=margin,
     )
 
 

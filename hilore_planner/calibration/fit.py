@@ -121,6 +121,24 @@ def upper_factor(ratios: Sequence[float], batches: int) -> float:
     return math.exp(middle + student_quantile(1 - _CHANCE, freedom) * spread)
 
 
+def beyond_usual(logs: Sequence[float]) -> float:
+    """By what factor a class may exceed what is usual, as it differs more between batches than others do.
+
+    With the chance of :func:`upper_factor`, of the variance beyond the usual one.
+
+    Args:
+        logs: logarithms of its gain, by batch.
+    """
+    count = len(logs)
+    if count < 2:
+        return 1.0
+    freedom = count - 1 + _USUAL_FREEDOM
+    squares = torch.tensor(logs, dtype=torch.float64).var().item() * (count - 1)
+    variance = (squares + _USUAL_FREEDOM * _USUAL**2) / freedom
+    spread = math.sqrt(max(0.0, variance - _USUAL**2) * (1 + 1 / count))
+    return math.exp(student_quantile(1 - _CHANCE, freedom) * spread)
+
+
 def student_quantile(chance: float, freedom: int) -> float:
     """Quantile of Student's t, from four degrees of freedom on within 1% to a chance of 0.999.
 

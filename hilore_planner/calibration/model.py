@@ -64,7 +64,8 @@ class CalibratedRisk:
         """Risk of keeping ``unit`` by ``codec``."""
         if self._is_erratic(unit, codec):
             return _WHOLE
-        risk = self.profile.margin * self.mean(self._kept(unit, codec))
+        margin = self._margin(self._class(unit, codec))
+        risk = margin * self.mean(self._kept(unit, codec))
         return risk if codec_named(codec).is_lossless else max(risk, _LEAST)
 
     def inexact_risk(self, unit: RecoveryUnit, codecs: Sequence[str]) -> float:
@@ -77,7 +78,7 @@ class CalibratedRisk:
         if any(map(found.is_erratic, chain.from_iterable(by_codec))):
             return _WHOLE
         risks = (self.mean(self._rebuilt(found, errors)) for errors in by_codec)
-        return self.profile.margin * max(risks, default=0.0)
+        return self._margin(found) * max(risks, default=0.0)
 
     def gradient_error(self, solution: Solution) -> float:
         """Relative gradient error of a whole placement on a typical batch."""
@@ -85,7 +86,10 @@ class CalibratedRisk:
 
     def sequence_risks(self, solution: Solution) -> tuple[float, ...]:
         """Squared relative gradient error that hardly any batch exceeds, by place of its exposure."""
-        found = [self.profile.margin * risk for risk in self.by_sequence(solution.placement)]
+        found = [0.0] * self._places
+        for part in self.parts(solution.placement):
+            margin = self._margin(part.risk_class)
+            found = _sum(found, [margin * risk for risk in part.risks])
         is_uniform = max(found) - min(found) <= _ALIKE * max(found)
         return (found[0],) if is_uniform else tuple(found)
 
@@ -180,6 +184,10 @@ class CalibratedRisk:
 
     def _rebuilt(self, found: ClassRisk, errors: BySequence) -> BySequence:
         return [self.profile.additivity * found.gain_at(error) * error for error in errors]
+
+    def _margin(self, found: ClassRisk | None) -> float:
+        """From a typical batch to what hardly any exceeds."""
+        return self.profile.margin * (1.0 if found is None else found.margin)
 
     def _made_from(self, unit: RecoveryUnit) -> tuple[RecoveryUnit, ...]:
         if unit.name not in self._sources:

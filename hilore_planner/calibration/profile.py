@@ -39,6 +39,8 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By codec: mean squared relative error of a unit's value, rows weighted by their squared exposure."""
     erratic: tuple[str, ...] = ()
     """Codecs whose error acts out of proportion, which differs much between batches: none is planned with."""
+    margin: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    """Factor on the profile's, as the gain differs more between batches than those of most classes."""
 
     def holds(self, layer: int | None) -> bool:
         """Whether a unit of this kind in ``layer`` belongs to the class."""

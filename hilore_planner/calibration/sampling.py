@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -47,10 +48,11 @@ class Sampling:
     """By unit and codec."""
     spared_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     """By unit and codec."""
-    samples: dict[tuple[int, str], list[tuple[float, float]]] = field(
-        default_factory=lambda: defaultdict(list)
+    samples: dict[tuple[int, str], dict[int, tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(dict)
     )
-    """Squared error of the gradient, and squared exposure times the units' errors; by class's identity and codec."""
+    """Squared error of the gradient, and squared exposure times the units' errors; by class's identity and codec, and
+    by batch."""
     trials: list[Trial] = field(default_factory=list)
     norms: list[tuple[float, float]] = field(default_factory=list)
     """Squared norm of the gradient and squared exposure, by batch."""
@@ -173,7 +175,8 @@ class Sampling:
     ) -> bool:
         """Note an effect; whether finer codecs need not be measured."""
         batch, known = effects.batch, (id(unit_class), codec)
-        self.samples[known].append((found.share * batch.squared_norm, error * batch.exposed))
+        moved = found.share * batch.squared_norm
+        self.samples[known][self.batches] = (moved, error * batch.exposed)
         if not found.is_proportional:
             self.erratic[id(unit_class)].add(codec)
         return found.is_proportional
@@ -183,8 +186,18 @@ class Sampling:
         samples = self.samples.get((id(unit_class), codec))
         if not samples:
             return None
-        moved, errors = (sum(column) for column in zip(*samples, strict=True))
+        moved, errors = (sum(column) for column in zip(*samples.values(), strict=True))
         return moved / errors / self.typical_norm if errors else 0.0
+
+    def logs(self, unit_class: UnitClass) -> dict[int, float]:
+        """Logarithms of a class's gain by batch, with the codec that was measured on most; none where it has none."""
+        known = [self.samples.get((id(unit_class), codec), {}) for codec in self.codecs]
+        most = max(known, key=len, default={})
+        return {
+            batch: math.log(moved / errors)
+            for batch, (moved, errors) in most.items()
+            if moved and errors
+        }
 
     @property
     def typical_norm(self) -> float:

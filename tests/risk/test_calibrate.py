@@ -294,3 +294,16 @@ def test_in_half_precision_errors_are_not_magnified_out_of_proportion() -> None:
     codec = codec_for(captured.graph.units["first:addmm"], "int8")
     share = measured.share({"first:addmm": change_by(codec)})
     assert found.gains["int8"] * found.errors["int8"] == pytest.approx(share, rel=0.2)
+
+
+def test_a_margin_of_a_class_makes_it_dearer_and_its_prediction_the_same(
+    calibrated: Calibrated,
+) -> None:
+    profile = calibrated.profile
+    kept = tuple(msgspec.structs.replace(one, margin=4 * one.margin) for one in profile.kept)
+    dearer = CalibratedRisk(msgspec.structs.replace(profile, kept=kept), calibrated.graph)
+    model = CalibratedRisk(profile, calibrated.graph)
+    unit = next(u for u in calibrated.graph.units.values() if "mlp.up:" in u.name)
+    assert dearer.risk(unit, "int8") == pytest.approx(4 * model.risk(unit, "int8"))
+    placement = {n: "compress:int8" if n == unit.name else "store" for n in calibrated.graph.units}
+    assert dearer.typical(placement) == model.typical(placement)

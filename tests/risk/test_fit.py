@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hilore_planner.calibration.fit import (
     Observations,
+    beyond_usual,
     spread_of,
     student_quantile,
     upper_factor,
@@ -110,3 +111,16 @@ def test_more_batches_need_less_margin() -> None:
     margins = [upper_factor(ratios, batches) for batches in (1, 2, 4, 8, 16)]
     assert margins == sorted(margins, reverse=True)
     assert margins[-1] > 1.25
+
+
+def test_a_class_that_differs_more_between_batches_has_a_margin_of_its_own() -> None:
+    """So do six in a hundred of those with two thirds of the usual spread, by chance."""
+    noise = torch.Generator().manual_seed(0)
+    draws = torch.randn(500, 5, generator=noise, dtype=torch.float64)
+    usual = [beyond_usual((0.2 * row).tolist()) for row in draws]
+    wild = [beyond_usual((1.4 * row).tolist()) for row in draws]
+    assert sum(factor == 1.0 for factor in usual) > 450
+    limits = 3 * torch.tensor(wild, dtype=torch.float64)
+    new = (1.4 * torch.randn(500, 100, generator=noise, dtype=torch.float64)).exp()
+    assert float((new > limits[:, None]).double().mean()) < 0.01
+    assert beyond_usual([3.0]) == beyond_usual([]) == 1.0
