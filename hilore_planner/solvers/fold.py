@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hilore_planner.solvers import constraints
@@ -104,13 +104,11 @@ def looks(structure: Structure) -> Looks:
 
 def _classes(structure: Structure, alike: Looks, refinement: Refinement) -> Members:
     """Classes of the units that can be needed."""
+    split = bisect_left(refinement.peaks, structure.problem.first_backward)
+    forward, backward = refinement.peaks[:split], refinement.peaks[split:]
     colours = _numbered(
         {
-            u: (
-                look,
-                _when_refined(refinement, u),
-                *(_when(structure, u, k) for k in refinement.peaks),
-            )
+            u: (look, _when_refined(refinement, u), _when(structure, u, forward, backward))
             for u, look in alike.items()
         }
     )
@@ -148,30 +146,32 @@ def _looks_of_one(structure: Structure, u: int) -> Hashable:
     )
 
 
-def _when(structure: Structure, u: int, k: PositionIndex) -> Hashable:
-    """Where a position lies among those that decide which bytes of a unit are alive there."""
+def _when(
+    structure: Structure,
+    u: int,
+    forward: Sequence[PositionIndex],
+    backward: Sequence[PositionIndex],
+) -> Hashable:
+    """Where the positions that decide which bytes of a unit are alive lie among the peaks."""
     unit = structure.problem.units[u]
-    if k < structure.problem.first_backward:
-        return (k >= unit.made_at, k > unit.released_at)
     return (
-        k > structure.earliest[u],
-        k >= structure.latest[u],
-        k > structure.latest[u],
-        k > structure.surely_last[u],
-        *sorted(k <= heir.until for heir in structure.heirs[u]),
+        bisect_left(forward, unit.made_at),
+        bisect_right(forward, unit.released_at),
+        bisect_right(backward, structure.earliest[u]),
+        bisect_left(backward, structure.latest[u]),
+        bisect_right(backward, structure.latest[u]),
+        bisect_right(backward, structure.surely_last[u]),
+        *sorted(bisect_right(backward, heir.until) for heir in structure.heirs[u]),
     )
 
 
 def _when_refined(refinement: Refinement, u: int) -> Hashable:
-    """How many breaks and tails a unit has, and where the peaks lie among them."""
-    if u not in refinement.breaks and u not in refinement.tails:
-        return ()
+    """Where a unit's breaks and tails lie among the peaks."""
     return tuple(
-        (
-            len(marks),
-            *(side(marks, k) for k in refinement.peaks for side in (bisect_left, bisect_right)),
+        tuple(
+            side(refinement.peaks, mark) for mark in marks for side in (bisect_left, bisect_right)
         )
-        for marks in (refinement.breaks.get(u, []), refinement.tails.get(u, []))
+        for marks in (refinement.breaks.get(u, ()), refinement.tails.get(u, ()))
     )
 
 
