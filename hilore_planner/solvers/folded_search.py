@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hilore_planner.solvers.candidate import Candidate, candidate
 from hilore_planner.solvers.deal import dealt
 from hilore_planner.solvers.fold import Folded, fold, looks
-from hilore_planner.solvers.linear import Column, LinearResult, solve_linear
+from hilore_planner.solvers.linear import Column, LinearModel, LinearResult, solve_linear
 from hilore_planner.solvers.problem import PositionIndex
 from hilore_planner.solvers.refine import refine, write_out
 from hilore_planner.solvers.refinement import Refinement
@@ -24,6 +25,9 @@ _REFINED_A_ROUND = 3
 
 _SHARE = 0.7
 """Of the time that is left, for one round."""
+
+_NEAR = 0.3
+"""Of the gap allowed, for solutions near the relaxation's: the rest is what that is below any."""
 
 _OWN = 2
 """Of what is dealt, the first are as the program has it."""
@@ -62,12 +66,9 @@ def search_folded(
         if has_grown:
             folded = fold(structure, alike, refinement)
             program, hint = goal.program(folded.choices), _hint(folded, best)
-        result = solve_linear(
-            program.model,
-            relative_gap=gap * limits.relative_gap,
-            deadline=limits.part(_SHARE).deadline,
-            hint=hint,
-        )
+        part = replace(limits.part(_SHARE), relative_gap=gap * limits.relative_gap)
+        solve = _solve_near if structure.fences else _solve
+        result = solve(program.model, part, hint)
         if result.outcome == "infeasible":
             return Found(best, bound, infeasible=refinement.bounds())
         if refinement.bounds():
@@ -84,6 +85,27 @@ def search_folded(
         if not has_grown:
             gap = 0.0 if over else next(gaps, 0.0)
     return Found(best, bound)
+
+
+def _solve(model: LinearModel, limits: Limits, hint: dict[Column, float] | None) -> LinearResult:
+    gap, deadline = limits.relative_gap, limits.deadline
+    return solve_linear(model, relative_gap=gap, deadline=deadline, hint=hint)
+
+
+def _solve_near(
+    model: LinearModel, limits: Limits, hint: dict[Column, float] | None
+) -> LinearResult:
+    """A solution near the relaxation's where that will do, as it mostly does: the solver's first steps take long."""
+    relaxed = solve_linear(model, relaxed=True, deadline=limits.deadline)
+    if not relaxed.values:
+        return relaxed
+    near = _solve(
+        model.near(relaxed.values), replace(limits, relative_gap=_NEAR * limits.relative_gap), None
+    )
+    gap = near.objective - relaxed.bound
+    if near.values and gap <= limits.relative_gap * abs(near.objective):
+        return replace(near, bound=relaxed.bound)
+    return _solve(model, limits, dict(enumerate(near.values)) or hint)
 
 
 def _hint(folded: Folded, best: Candidate | None) -> dict[Column, float] | None:

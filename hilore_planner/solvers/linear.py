@@ -11,9 +11,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from tempfile import TemporaryFile
 from typing import Literal
@@ -26,6 +26,8 @@ from hilore_planner.errors import SolverError
 Column = int
 Term = tuple[Column, float]
 _STDOUT = 1
+_TOLERANCE = 1e-6
+"""The solver's, of what is whole."""
 _LEFTOVER = b"HighsMipSolverData::"
 _C_LIBRARY = ctypes.CDLL(None)
 
@@ -69,6 +71,17 @@ class LinearModel:
         self.row_lower.append(lower)
         self.row_upper.append(upper)
         self.entries.extend((row, column, value) for column, value in summed.items() if value)
+
+    def near(self, values: Sequence[float]) -> LinearModel:
+        """The model with integers near ``values`` alone: binaries that are whole there stay, others move by one."""
+        lower, upper = list(self.column_lower), list(self.column_upper)
+        for column, value in enumerate(values):
+            if self.column_integer[column]:
+                is_set = upper[column] <= 1.0 and abs(value - round(value)) <= _TOLERANCE
+                reach = 0.0 if is_set else 1.0
+                lower[column] = max(lower[column], math.floor(value + _TOLERANCE) - reach)
+                upper[column] = min(upper[column], math.ceil(value - _TOLERANCE) + reach)
+        return replace(self, column_lower=lower, column_upper=upper)
 
     def to_proto(self, *, relaxed: bool = False) -> model_pb2.ModelProto:
         """The model as MathOpt's protocol buffer; ``relaxed`` drops integrality."""

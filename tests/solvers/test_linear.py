@@ -30,3 +30,14 @@ def test_what_highs_prints_is_dropped_and_what_others_print_is_not(
     with pytest.raises(SolverError, match="and that is that"):
         solve_linear(LinearModel())
     assert capfd.readouterr().out == "by another thread\n"
+
+
+def test_near_a_relaxation_whole_binaries_stay_and_counts_move_by_one() -> None:
+    model = LinearModel()
+    for upper in (1.0, 1.0, 9.0, 9.0):
+        model.column("", upper=upper)
+    model.column("", upper=1.0, integer=False)
+    near = model.near([1.0, 0.4, 3.0, 8.5, 0.5])
+    assert near.column_lower == [1.0, 0.0, 2.0, 7.0, 0.0]
+    assert near.column_upper == [1.0, 1.0, 4.0, 9.0, 1.0]
+    assert model.column_upper == [1.0, 1.0, 9.0, 9.0, 1.0]
