@@ -190,8 +190,10 @@ class Sampling:
         return moved / errors / self.typical_norm if errors else 0.0
 
     def logs(self, unit_class: UnitClass) -> dict[int, float]:
-        """Logarithms of a class's gain by batch, with the codec that was measured on most; none where it has none."""
-        known = [self.samples.get((id(unit_class), codec), {}) for codec in self.codecs]
+        """Logarithms of a class's gain by batch, with the coarsest codec in proportion; none where it has none."""
+        plain = _coarsest_first(plain_codecs(self.codecs))
+        steady = [codec for codec in plain if codec not in self.erratic[id(unit_class)]]
+        known = [self.samples.get((id(unit_class), codec), {}) for codec in steady]
         most = max(known, key=len, default={})
         return {
             batch: math.log(moved / errors)
