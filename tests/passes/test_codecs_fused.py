@@ -34,13 +34,13 @@ _KERNEL = re.compile(r"^ +(cpp_fused\w*|triton_\w+\.run)\(", re.MULTILINE)
 Tensors = tuple[torch.Tensor, ...]
 
 
-def _compiled(function: Callable[..., Tensors], *inputs: torch.Tensor) -> tuple[Tensors, int]:
-    """What the compiled function gives, and how many kernels it has."""
+def _compiled(function: Callable[..., Tensors], *inputs: torch.Tensor) -> tuple[Tensors, str]:
+    """What the compiled function gives, and its code."""
     torch._dynamo.reset()
-    with capture_wrappers() as wrappers:
+    with capture_wrappers() as wrappers, compat.chosen_by(compat.WHOLE_COPIES):
         result = torch.compile(function, dynamic=False, options={**compat.WHOLE_COPIES})(*inputs)
     (wrapper,) = wrappers
-    return result, len(_KERNEL.findall(Path(wrapper.path).read_text()))
+    return result, Path(wrapper.path).read_text()
 
 
 def _value(device: str, seed: int) -> torch.Tensor:
@@ -60,8 +60,8 @@ def test_a_copy_takes_no_kernel_of_its_own(codec: Codec, device: str) -> None:
 
     gate, up = _value(device, 0), _value(device, 1)
     inputs = gate, up, *codec.encode(gate)
-    (product, *kept, read), kernels = _compiled(both, *inputs)
-    assert kernels <= 2
+    (product, *kept, read), code = _compiled(both, *inputs)
+    assert len(_KERNEL.findall(code)) <= 2
     expected, *_, expected_read = both(*inputs)
     assert torch.equal(product.nan_to_num(), expected.nan_to_num())
     torch.testing.assert_close(read, expected_read, rtol=1e-6, atol=1e-7, equal_nan=True)
@@ -84,8 +84,8 @@ def test_bits_take_no_kernel_of_their_own(device: str) -> None:
 
     x, gradient = _value(device, 0).nan_to_num(), _value(device, 1).nan_to_num()
     inputs = x, gradient, *bits.encode(gradient > 0)
-    found, kernels = _compiled(both, *inputs)
-    assert kernels <= 2
+    found, code = _compiled(both, *inputs)
+    assert len(_KERNEL.findall(code)) <= 2
     assert all(map(torch.equal, found, both(*inputs)))
 
 
@@ -100,8 +100,8 @@ def test_values_read_together_are_encoded_together(device: str) -> None:
         return (torch.nn.functional.silu(gate) * up) @ w, *encoded[0], *encoded[1]
 
     square = [_value(device, seed).nan_to_num()[:, :64].bfloat16() for seed in range(3)]
-    _, kernels = _compiled(forward, *(x.contiguous() for x in square))
-    assert kernels == 1
+    _, code = _compiled(forward, *(x.contiguous() for x in square))
+    assert len(_KERNEL.findall(code)) == 1
 
 
 @devices
@@ -126,3 +126,45 @@ def test_tiers_are_decoded_straight_to_their_rows(device: str, rounding: Roundin
     sizes = [math.prod(map(int, size)) for size in made]
     # The value, and the product; of noise a number for each group.
     assert [size for size in sizes if size > 256 * 64 // 32] == [256 * 64, 64 * 64]
+
+
+@pytest.mark.gpu
+@_no_device
+def test_kernels_go_over_groups_and_read_each_once() -> None:
+    """A norm's output is encoded from registers; what a product reads is decoded by groups; cosines stay alone."""
+    codec, other = codec_named("int8", "stochastic"), codec_named("int8")
+
+    def both(
+        x: torch.Tensor, angle: torch.Tensor, weight: torch.Tensor, *parts: torch.Tensor
+    ) -> Tensors:
+        turned, y = x * angle.cos(), x * weight
+        square = codec.decode(parts, torch.bfloat16)
+        return (
+            square.t() @ square,
+            y,
+            *codec.encode(y),
+            *other.encode(x),
+            turned,
+            *codec.encode(turned),
+        )
+
+    x, angle = (_value("cuda", seed).nan_to_num().bfloat16() for seed in range(2))
+    found, code = _compiled(both, x, angle, x[0].contiguous(), *codec.encode(x))
+    assert "YBLOCK" in code
+    assert "@triton_heuristics.reduction" not in code
+    assert any(
+        "cos" in kernel and "amax" not in kernel for kernel in re.findall(r"triton_poi_\w+", code)
+    )
+    expected = both(x, angle, x[0].contiguous(), *codec.encode(x))
+    torch.testing.assert_close(found[1], expected[1])
+
+
+def test_choices_are_made_in_inductors_place_only_meanwhile() -> None:
+    from torch._inductor.virtualized import V
+
+    before = type(V.choices)
+    with compat.chosen_by(compat.WHOLE_COPIES):
+        assert type(V.choices) is compat.WHOLE_COPIES["inductor_choices_class"]
+    with compat.chosen_by({}):
+        assert type(V.choices) is before
+    assert type(V.choices) is before
