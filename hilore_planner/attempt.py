@@ -11,7 +11,7 @@ from hilore_planner.correction import Aim
 from hilore_planner.partitioner import Modules
 from hilore_planner.peak.step import StepPeak
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.solvers import replay
+from hilore_planner.solvers import replay, solve
 
 Compiled = Callable[..., Any]
 
@@ -54,6 +54,18 @@ class Attempt:
     def beyond_bytes(self) -> int:
         """What counts beyond the dry run."""
         return 0 if self.peak is None else self.peak_bytes - self.peak.peak_bytes
+
+    def gain_ns(self, room_bytes: int) -> int:
+        """Time that the placement would save with so much more memory, by its own estimate.
+
+        The solver takes no longer than it took for the placement itself, or a second.
+        """
+        assert self.plan is not None
+        problem, solution = self.plan.problem, self.plan.solution
+        roomier = replace(problem, memory_cap_bytes=problem.memory_cap_bytes + room_bytes)
+        seconds = max(1.0, solution.solver_seconds)
+        found = solve(roomier, time_limit_seconds=seconds, warm_start=solution.placement)
+        return solution.objective_ns - found.objective_ns
 
     def holding(self) -> tuple[str, ...]:
         """Units alive at the placement's peak, largest first; where there are none, buffers at the code's."""

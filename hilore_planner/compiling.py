@@ -1,7 +1,7 @@
 """Compile a region so that its peak, on the code Inductor really wrote, is under the cap.
 
 The solver works on an estimate: it cannot know what Inductor fuses. So each compiled plan is run dry, line by line of
-the generated code; where its peak is above the cap, or well below it while something is recomputed, the difference
+the generated code; where its peak is above the cap, or well below it while time is to be gained, the difference
 corrects the estimate and the region is planned again. The best plan under the cap is returned; one above never is.
 Where none is found, the plan of the least peak is compiled, whatever the cap: it decides what is feasible.
 """
@@ -39,6 +39,8 @@ _NAMED = 5
 """Units that a refusal names."""
 _WORTH_A_ROUND = 0.02
 """Share of the room under the cap that must be unused before it is worth compiling again."""
+_WORTH_ITS_TIME = 0.005
+"""Share of the update's time that must be gained then."""
 _EXACT = 0.002
 """An estimate this near to the compiled code's peak has nothing to learn from it."""
 
@@ -254,7 +256,9 @@ class RegionCompiler:
             return False
         least = _WORTH_A_ROUND * (self.cap_bytes - self.around.base_bytes)
         unused_by_solver = self.cap_bytes - attempt.plan.solution.peak_bytes
-        return room < least or unused_by_solver > least
+        if room < least or unused_by_solver > least:
+            return True
+        return attempt.gain_ns(room) < _WORTH_ITS_TIME * (attempt.plan.predicted.time_ns or 0)
 
     def _log(self, number: int, attempt: Attempt) -> None:
         assert attempt.plan is not None

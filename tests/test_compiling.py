@@ -19,7 +19,7 @@ from hilore_planner.passes import compat
 from hilore_planner.peak import StepPeak, Timeline
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.region import surroundings
-from hilore_planner.solvers import replay
+from hilore_planner.solvers import replay, solve
 from tests.plan_cases import MIB, toy_plan
 
 PLAN = toy_plan()
@@ -89,6 +89,33 @@ def test_one_cap_that_is_kept_at_once_is_compiled_once(kept: KeptPlans) -> None:
     compiler = _compiler(kept, 100 * MIB, loose=[100 * MIB])
     assert compiler.run().peak_bytes == 100 * MIB
     assert len(compiler.asked) == 1
+
+
+def test_memory_that_saves_no_time_is_left(
+    kept: KeptPlans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 10 of 100 MiB left; half a percent of the update's time is worth a compilation."""
+    threshold_ns = (PLAN.predicted.time_ns or 0) // 200
+    for gain_ns, rounds in ((threshold_ns - 1, 1), (threshold_ns, 2)):
+        asked: list[int] = []
+
+        def gain(_: Attempt, room_bytes: int, gain_ns: int = gain_ns) -> int:
+            asked.append(room_bytes)  # noqa: B023 - it is called within the round
+            return gain_ns
+
+        monkeypatch.setattr(Attempt, "gain_ns", gain)
+        compiler = _compiler(kept, 100 * MIB, loose=[90 * MIB, 99 * MIB])
+        compiler.run()
+        assert len(compiler.asked) == rounds
+        assert asked == [10 * MIB]
+
+
+def test_what_more_memory_would_save_is_solved_for() -> None:
+    problem = replace(PLAN.problem, memory_cap_bytes=400 * MIB)
+    attempt = Attempt(lambda: None, replace(PLAN, problem=problem, solution=solve(problem)))
+    more = solve(replace(problem, memory_cap_bytes=450 * MIB))
+    assert attempt.gain_ns(0) == 0
+    assert attempt.gain_ns(50 * MIB) == attempt.added_ns - more.objective_ns > 0
 
 
 def test_a_corrected_estimate_comes_before_every_step_is_tied(kept: KeptPlans) -> None:
