@@ -17,6 +17,8 @@ from hilore_planner.codec_names import read_tiers
 from hilore_planner.passes.codecs import codec_for, codec_named
 from hilore_planner.passes.units import RecoveryGraph
 
+_DOUBLED = 2.0
+"""Multiple of a class's error up to which it is to act in proportion."""
 _IN_PROPORTION = 1.1
 """By how much the squared effect of twice an error may exceed four times that of the error."""
 _SMALL = 0.01**2
@@ -87,21 +89,27 @@ class Effects:
         # Tiers are made of codecs that are looked at alone.
         if is_known or any(read_tiers(codec) is not None for codec in kept.values()):
             return Effect(self.share(kept, rebuilt, lifted), lifted)
-        factor = max(2.0, lifted)
+        factor = max(_DOUBLED, lifted)
         share = self.share(kept, rebuilt, factor)
         while share > _SMALL:
             lower = max(factor / 2, 1.0)
             less = self.share(kept, rebuilt, lower)
             if share <= _IN_PROPORTION * less and share * factor**2 < _WHOLLY_WRONG:
                 return Effect(less, lower) if lifted == 1.0 else Effect(share, factor)
-            if factor <= 2:
+            if factor <= _DOUBLED:
                 return Effect(less, lower, is_proportional=False)
             share, factor = less, lower
         return Effect(share, factor)
 
     def of_placement(self, kept: Mapping[str, str], rebuilt: Iterable[str]) -> float:
-        """Squared relative gradient error of a whole placement."""
+        """Squared relative gradient error of a whole placement.
+
+        In half precision of twice its errors at least, in which classes are in proportion: each value that changes is
+        rounded otherwise, and so is all that is made of it.
+        """
         factor = self._lifted(kept)
+        if self.batch.dtype.itemsize == 2:
+            factor = max(_DOUBLED, factor)
         share = self.share(kept, rebuilt, factor)
         if factor > 1 and share * factor**2 > LARGEST_TELLING:
             share = self.share(kept, rebuilt, max(1.0, math.sqrt(_LIFTED / share)))

@@ -90,3 +90,19 @@ def test_half_precision_is_tried_with_larger_errors_first(monkeypatch: pytest.Mo
     assert effect.share == pytest.approx(1e-3)
     sharp, _ = _effects(monkeypatch, lambda f: 1e-3 * f**4, dtype=torch.bfloat16)
     assert not sharp.of_class({"u": "int8"}).is_proportional
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codec", "factors"),
+    [
+        (torch.float32, "int4", [1.0]),
+        (torch.bfloat16, "int4", [2.0]),
+        (torch.bfloat16, "int8", [7.69]),
+    ],
+)
+def test_whole_placements_are_lifted_out_of_rounding(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, codec: str, factors: list[float]
+) -> None:
+    found, batch = _effects(monkeypatch, lambda f: 1e-5 * f**2, dtype=dtype)
+    assert found.of_placement({"u": codec}, ()) == pytest.approx(1e-5)
+    assert batch.factors == pytest.approx(factors, abs=0.01)
