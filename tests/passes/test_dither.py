@@ -29,7 +29,7 @@ def _scales(kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["equal", "of 16 bits", "of 32 bits"])
 def test_noise_is_even_and_independent(kind: str) -> None:
-    noise = (dither(starts_of(_scales(kind)), 8).double() + 0.5) / 2**NOISE_BITS - 0.5
+    noise = (dither(starts_of(_scales(kind)), (8,)).double() + 0.5) / 2**NOISE_BITS - 0.5
     assert float(noise.min()) > -0.5
     assert float(noise.max()) < 0.5
     start = torch.polar(torch.ones_like(noise[..., 0]), 2 * math.pi * noise[..., 0])

@@ -31,6 +31,7 @@ Magnitudes are compared as whole numbers, which takes a kernel one step where fl
 _BELOW_BF16 = 0xFFFF
 _HALF_BF16 = 0x8000
 """Bits of a float32 that bf16 has not, and half of its last bit."""
+_MOST_SIDES = 4
 _COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -89,17 +90,26 @@ def largest_divisor(features: int, limit: int) -> int:
 
 
 def in_groups(x: Tensor, size: int) -> Tensor:
-    """X (..., F) as (N, size), the groups of all rows one after the other.
+    """X (..., F) as (N, *sides): N groups of all rows one after the other, whose sides multiply to ``size``.
 
-    Of so few dimensions Inductor pads no buffer it keeps a group's figures in, and reads a group once for all of them.
+    Inductor fuses what goes over the same elements if loops are the same or differ in number. No value has as many
+    dimensions as this; and no buffer for a group's figures is padded, so that a group is read once for all of them.
     """
-    return x.reshape(-1, size)
+    sides: tuple[int, ...] = ()
+    while len(sides) < _MOST_SIDES and size % 2 == 0:
+        sides, size = (*sides, 2), size // 2
+    return x.reshape(-1, *sides, size)
+
+
+def largest_of(groups: Tensor) -> Tensor:
+    """The largest of each group (N, *sides), as (N, 1, ...)."""
+    return groups.amax(tuple(range(1, groups.dim())), keepdim=True)
 
 
 def by_rows(part: Tensor, x: Tensor) -> Tensor:
-    """What is kept of N groups of ``x`` (..., F), (N, k), as (..., N / rows, k)."""
+    """What is kept of N groups of ``x`` (..., F), (N, ...) with k numbers each, as (..., N / rows, k)."""
     rows = math.prod(x.shape[:-1])
-    return part.view(*x.shape[:-1], part.shape[0] // rows, part.shape[-1])
+    return part.view(*x.shape[:-1], part.shape[0] // rows, math.prod(part.shape[1:]))
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:

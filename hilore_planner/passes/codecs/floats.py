@@ -13,8 +13,8 @@ from hilore_planner.passes.codecs.base import (
     INFINITE,
     MAGNITUDE,
     Rounding,
-    in_groups,
     is_wide_float,
+    largest_of,
     scale_dtype,
     scale_of,
 )
@@ -54,10 +54,10 @@ class Fp8E4M3:
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """X (..., F) -> codes (..., F) float8_e4m3fn, scales (..., 1)."""
-        rows = in_groups(x, x.shape[-1]).to(torch.float32)
+        rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
         magnitude = rows.view(torch.int32) & MAGNITUDE
         is_outside = magnitude >= INFINITE
-        peak = magnitude.masked_fill(is_outside, 0).amax(-1, keepdim=True)
+        peak = largest_of(magnitude.masked_fill(is_outside, 0))
         scales = scale_of(peak.view(torch.float32), 1 / _LARGEST, x.dtype)
         scaled = (magnitude.view(torch.float32) * scales.reciprocal()).view(torch.int32)
         if self.rounding == "stochastic":
@@ -118,6 +118,6 @@ def _up_or_down(scaled: Tensor, starts: Tensor) -> Tensor:
     raised = torch.where(
         is_small, scaled.view(torch.float32) + _SMALLEST_NORMAL, scaled.view(torch.float32)
     )
-    noise = dither(starts, scaled.shape[-1]).bitwise_left_shift(_BELOW_BITS - NOISE_BITS)
+    noise = dither(starts, scaled.shape[1:]).bitwise_left_shift(_BELOW_BITS - NOISE_BITS)
     cut = ((raised.view(torch.int32) + noise) & ~((1 << _BELOW_BITS) - 1)).view(torch.float32)
     return torch.where(is_small, cut - _SMALLEST_NORMAL, cut).view(torch.int32)

@@ -21,6 +21,7 @@ from hilore_planner.passes.codecs.base import (
     in_groups,
     is_wide_float,
     largest_divisor,
+    largest_of,
     scale_dtype,
     scale_of,
 )
@@ -42,18 +43,18 @@ def quantise(
 ) -> tuple[Tensor, Tensor]:
     """Codes in [-largest - 1, largest] as digits from zero, int32, and scales.
 
-    Shapes: groups (N, g) float32, of values that had ``dtype``; digits alike; scales (N, 1).
+    Shapes: groups (N, *sides) float32, of values that had ``dtype``; digits alike; scales (N, 1, ...).
     """
     magnitude = groups.view(torch.int32) & MAGNITUDE
-    peak = magnitude.masked_fill(magnitude >= INFINITE, 0).amax(-1, keepdim=True)
-    is_marked = magnitude.amax(-1, keepdim=True) >= INFINITE
+    peak = largest_of(magnitude.masked_fill(magnitude >= INFINITE, 0))
+    is_marked = largest_of(magnitude) >= INFINITE
     step = is_marked * (1 / (largest - 2) - 1 / largest) + 1 / largest
     # Without its noise a value may be half a step beyond its code.
     room = largest / (largest + 0.5) if rounding == "stochastic" else 1.0
     scales = scale_of(peak.view(torch.float32), step, dtype, room)
     steps, zero = groups * scales.reciprocal(), largest + 1
     if rounding == "stochastic":
-        noise = dither(starts_of(scales), groups.shape[-1])
+        noise = dither(starts_of(scales), groups.shape[1:])
         raised = fixed_point(steps, NOISE_BITS) + (noise + zero * _STEP)
         digits = raised.bitwise_right_shift(NOISE_BITS)
     else:
@@ -69,7 +70,7 @@ def dequantise(
     kept = scales.to(torch.float32)
     size, zero = kept.abs(), largest + 1
     if rounding == "stochastic":
-        noise = dither(written_out(starts_of(size)), digits.shape[-1])
+        noise = dither(written_out(starts_of(size)), digits.shape[-1:])
         raised = digits * _STEP + (_STEP // 2 - zero * _STEP)
         steps, outermost = floating_point(raised - noise, NOISE_BITS), largest - 0.5
     else:

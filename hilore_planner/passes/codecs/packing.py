@@ -6,6 +6,8 @@ run in one kernel. Unpacking is a shift and a mask for each value, in the reader
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,19 +20,20 @@ def words_of(size: int, bits: int) -> int:
 
 
 def pack(digits: Tensor, bits: int) -> Tensor:
-    """Digits (..., g) int32 in [0, 2^bits) -> words (..., words_of(g, bits)) int32.
+    """Digits (N, *sides) int32 in [0, 2^bits) -> words (N, words_of(group, bits)) int32.
 
     Arithmetic is modulo 2^32: the digit in the uppermost place sets the sign.
     """
-    per_word = _WORD // bits
-    place = torch.arange(digits.shape[-1], dtype=torch.int32, device=digits.device)
+    per_word, sides = _WORD // bits, digits.shape[1:]
+    size, dims = math.prod(sides), tuple(range(1, digits.dim()))
+    place = torch.arange(size, dtype=torch.int32, device=digits.device).view(*sides)
     shifted = digits.bitwise_left_shift(bits * (place % per_word))
-    count = words_of(digits.shape[-1], bits)
+    count = words_of(size, bits)
     if count == 1:
-        return shifted.sum(-1, keepdim=True, dtype=torch.int32)
+        return shifted.sum(dims, dtype=torch.int32).unsqueeze(-1)
     word = place // per_word
-    words = [(shifted * (word == k)).sum(-1, keepdim=True, dtype=torch.int32) for k in range(count)]
-    return torch.cat(words, -1)
+    words = [(shifted * (word == k)).sum(dims, dtype=torch.int32) for k in range(count)]
+    return torch.stack(words, -1)
 
 
 def unpack(words: Tensor, size: int, bits: int) -> Tensor:

@@ -10,6 +10,9 @@ the same way wherever and however often they are, and other values (the next bat
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,13 +45,14 @@ def _magic(bits: int) -> float:
     return 1.5 * 2.0 ** (_FRACTION_BITS - bits)
 
 
-def dither(starts: Tensor, size: int) -> Tensor:
-    """Numbers in [0, 2^14) for ``size`` values of each group, (..., G, size) int32, from ``starts`` (..., G, 1).
+def dither(starts: Tensor, sides: Sequence[int]) -> Tensor:
+    """Numbers in [0, 2^14) for the values of each group, (..., *sides) int32, from ``starts`` (..., 1 for each side).
 
     Within a group they are multiples of the golden ratio from the group's start: they fill the interval more evenly
     than independent numbers do, and cost a kernel two steps each.
     """
-    place = torch.arange(size, dtype=torch.int32, device=starts.device)
+    size = math.prod(sides)
+    place = torch.arange(size, dtype=torch.int32, device=starts.device).view(*sides)
     if size > _LONGEST:  # no overflow: rows longer than that repeat their noise
         place = place & (_LONGEST - 1)
     return (starts + place * _GOLDEN) & _NOISE
