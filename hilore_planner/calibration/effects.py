@@ -7,7 +7,7 @@ as far. How far then differs much between batches: no gain tells it, and no plan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hilore_planner.calibration.interpret import Change
@@ -22,7 +22,7 @@ _DOUBLED = 2.0
 _IN_PROPORTION = 1.1
 """By how much the squared effect of twice an error may exceed four times that of the error."""
 _SMALL = 0.01**2
-"""What a doubled error may do, over its squared factor, in parts of the squared gradient: too small to matter."""
+"""What doubled errors may do for each unit, over their squared factor, in parts of the squared gradient: no matter."""
 _LIFTED = 0.05**2
 """Squared gradient error to which a placement's is magnified, where it would be out of proportion."""
 _WHOLLY_WRONG = 1e6
@@ -73,7 +73,7 @@ class Effects:
         return self._known[key]
 
     def of_class(
-        self, kept: Mapping[str, str], rebuilt: Iterable[str] = (), *, is_known: bool = False
+        self, kept: Mapping[str, str], again: Collection[str] = (), *, is_known: bool = False
     ) -> Effect:
         """The effect of a class, whose error is doubled to see whether it acts in proportion.
 
@@ -82,18 +82,18 @@ class Effects:
 
         Args:
             kept: its units, or their sources, and what keeps them.
-            rebuilt: its units, if they are made again.
+            again: its units, if they are made again.
             is_known: larger errors of the class are in proportion.
         """
         lifted = self._lifted(kept)
         # Tiers are made of codecs that are looked at alone.
         if is_known or any(read_tiers(codec) is not None for codec in kept.values()):
-            return Effect(self.share(kept, rebuilt, lifted), lifted)
+            return Effect(self.share(kept, again, lifted), lifted)
         factor = max(_DOUBLED, lifted)
-        share = self.share(kept, rebuilt, factor)
-        while share > _SMALL:
+        share = self.share(kept, again, factor)
+        while share > _SMALL * (len(again) or len(kept)):
             lower = max(factor / 2, 1.0)
-            less = self.share(kept, rebuilt, lower)
+            less = self.share(kept, again, lower)
             if share <= _IN_PROPORTION * less and share * factor**2 < _WHOLLY_WRONG:
                 return Effect(less, lower) if lifted == 1.0 else Effect(share, factor)
             if factor <= _DOUBLED:

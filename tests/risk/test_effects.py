@@ -76,6 +76,9 @@ def test_what_matters_little_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
     found, batch = _effects(monkeypatch, lambda f: 1e-5 * f**2)
     assert found.of_class({"u": "int4"}).share == pytest.approx(1e-5)
     assert batch.factors == [2.0]
+    several, batch = _effects(monkeypatch, lambda f: 5e-4 * f**2)
+    assert several.of_class({"u": "int4"}, [f"v{i}" for i in range(9)]).factor == 2.0
+    assert several.of_class({"u": "int4"}, ["v0", "v1"]).factor == 1.0
 
 
 def test_half_precision_is_tried_with_larger_errors_first(monkeypatch: pytest.MonkeyPatch) -> None:
