@@ -22,7 +22,7 @@ class FakeBatch:
     factors: list[float] = field(default_factory=list)
 
     def share(self, changes: dict[str, float]) -> float:
-        (factor,) = changes.values()
+        factor = changes["u"]
         self.factors.append(factor)
         return self.of_factor(factor)
 
