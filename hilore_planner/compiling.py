@@ -39,7 +39,7 @@ _NAMED = 5
 """Units that a refusal names."""
 _WORTH_A_ROUND = 0.02
 """Share of the room under the cap that must be unused before it is worth compiling again."""
-_WORTH_ITS_TIME = 0.005
+_WORTH_ITS_TIME = 0.01
 """Share of the update's time that must be gained then."""
 _EXACT = 0.002
 """An estimate this near to the compiled code's peak has nothing to learn from it."""

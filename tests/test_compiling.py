@@ -94,8 +94,8 @@ def test_one_cap_that_is_kept_at_once_is_compiled_once(kept: KeptPlans) -> None:
 def test_memory_that_saves_no_time_is_left(
     kept: KeptPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 10 of 100 MiB left; half a percent of the update's time is worth a compilation."""
-    threshold_ns = (PLAN.predicted.time_ns or 0) // 200
+    """With 10 of 100 MiB left; one percent of the update's time is worth a compilation."""
+    threshold_ns = (PLAN.predicted.time_ns or 0) // 100
     for gain_ns, rounds in ((threshold_ns - 1, 1), (threshold_ns, 2)):
         asked: list[int] = []
 
