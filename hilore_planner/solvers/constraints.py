@@ -145,9 +145,9 @@ def add_demand(model: LinearModel, variables: Variables) -> None:
             model.row(f"demand[{name},{k}]", [*_sum(own), *sources], upper=0.0)
             for action, column in zip(remade, own, strict=True):
                 later = variables.by_at_most(u, action, k + 1)
-                assert later is not None  # a break is at or after the earliest demand
-                terms = [(column, 1.0), (later, -1.0)]
-                model.row(f"demand[{name},{action},{k}]", terms, upper=0.0)
+                if later is not None:  # else it is before a fence, and both are closed
+                    terms = [(column, 1.0), (later, -1.0)]
+                    model.row(f"demand[{name},{action},{k}]", terms, upper=0.0)
 
 
 def add_tails(model: LinearModel, variables: Variables) -> None:

@@ -11,7 +11,7 @@ from hilore_planner.solvers.linear import LinearResult, solve_linear
 from hilore_planner.solvers.local import search_local, soon_local
 from hilore_planner.solvers.problem import Bytes
 from hilore_planner.solvers.program import Program, read_placement, whole
-from hilore_planner.solvers.refine import start_fenced, start_refinement
+from hilore_planner.solvers.refine import add_fences, start_refinement
 from hilore_planner.solvers.refinement import Refinement
 from hilore_planner.solvers.repair import into_budget, repair
 from hilore_planner.solvers.search import (
@@ -110,8 +110,8 @@ class Search:
                 return replace(found, bound=max(found.bound, bound))
             fenced = self.structure.fenced(layers)
             if fenced.fences:
-                rows = start_fenced(fenced, self.refinement)
-                best = search(goal, fenced, rows, limits.part(SHARE), best).best
+                add_fences(fenced, self.refinement)
+                best = search(goal, fenced, self.refinement, limits.part(SHARE), best).best
                 is_fenced = True
         rest = limits.part(_FLOOR_SHARE) if is_fenced and best is not None else limits
         found = search(goal, self.structure, self.refinement, rest, best)
@@ -120,17 +120,19 @@ class Search:
     def _lowered(self, known: Found, limits: Limits) -> Found:
         """What fits lower and lower caps: of placements that are fast, few rebuild far ahead, and so all fit soon."""
         best, bound = known.best, known.bound
+        is_local = True
         for share in _LOWERED:
             while best is not None and not limits.close(best.replay.peak_bytes, bound):
                 peak_bytes = best.replay.peak_bytes
                 cap_bytes = max(min(round(peak_bytes * (1.0 - share)), peak_bytes - 1), bound)
+                goal, rows = LeastTime(cap_bytes), start_refinement(self.structure, best)
                 part = limits.part(_FLOOR_SHARE, at_most_seconds=_LOWERED_SECONDS)
                 part = replace(part, relative_gap=_ANY_GAP)
-                rows = start_refinement(self.structure, best)
-                goal = LeastTime(cap_bytes)
-                found = Found(soon_local(goal, self.structure, rows, part), 0)
-                if found.best is None:
+                soon = soon_local(goal, self.structure, rows, part) if is_local else None
+                found = Found(soon, 0)
+                if soon is None:
                     found = search_folded(goal, self.structure, rows, part, None, refines=True)
+                    is_local &= found.best is None  # no lower cap has a local one either
                 if found.infeasible:
                     bound = max(bound, cap_bytes + 1)
                 if found.best is None:
@@ -239,8 +241,8 @@ class Search:
         for layers in _FENCES:
             fenced = self.structure.fenced(layers)
             if fenced.fences:
-                rows = start_fenced(fenced, self.refinement)
-                found = search(goal, fenced, rows, limits.part(SHARE)).best
+                add_fences(fenced, self.refinement)
+                found = search(goal, fenced, self.refinement, limits.part(SHARE)).best
                 if found is not None:
                     return found
         return None

@@ -49,13 +49,18 @@ def start_refinement(structure: Structure, near: Candidate | None = None) -> Ref
 
 
 def start_fenced(fenced: Structure, refinement: Refinement) -> Refinement:
-    """A refinement that keeps to the structure's fences, with the peak rows of another, which gets those of this."""
+    """A refinement that is exact behind fences at the peaks of another, which gets those of this."""
     rows = Refinement(peaks=refinement.peaks)
-    for u in fenced.entries():
-        rows.add_break(u, fenced.fences[u])
+    add_fences(fenced, rows)
     for k in rows.peaks:
         write_out(fenced, rows, k)
     return rows
+
+
+def add_fences(fenced: Structure, refinement: Refinement) -> None:
+    """Keep the program to the structure's fences."""
+    for u in fenced.entries():
+        refinement.add_break(u, fenced.fences[u])
 
 
 def write_out(fenced: Structure, refinement: Refinement, position: PositionIndex) -> bool:
