@@ -35,8 +35,6 @@ _SMALL = 1e-3
 """A spread of no account."""
 _CHANCE = 1e-3
 """That a batch exceeds what :func:`upper_factor` says of it."""
-_CLASS_CHANCE = 1e-2
-"""The same of :func:`beyond_usual`, for one class."""
 _USUAL, _USUAL_FREEDOM = 0.3, 4
 """Standard deviation, of logarithms, that batches and placements had on small trained models, and the number of batches
 that it counts for."""
@@ -126,8 +124,7 @@ def upper_factor(ratios: Sequence[float], batches: int) -> float:
 def beyond_usual(logs: Sequence[float]) -> float:
     """By what factor a class may exceed what is usual, as it differs more between batches than others do.
 
-    Of the variance beyond the usual one, what a batch exceeds with a chance of 1 in 100; what most classes do together
-    is covered by :func:`upper_factor`, which comes on top.
+    With the chance of :func:`upper_factor`, of the variance beyond the usual one.
 
     Args:
         logs: logarithms of its gain, by batch.
@@ -139,7 +136,7 @@ def beyond_usual(logs: Sequence[float]) -> float:
     squares = torch.tensor(logs, dtype=torch.float64).var().item() * (count - 1)
     variance = (squares + _USUAL_FREEDOM * _USUAL**2) / freedom
     spread = math.sqrt(max(0.0, variance - _USUAL**2) * (1 + 1 / count))
-    return math.exp(student_quantile(1 - _CLASS_CHANCE, freedom) * spread)
+    return math.exp(student_quantile(1 - _CHANCE, freedom) * spread)
 
 
 def student_quantile(chance: float, freedom: int) -> float:
