@@ -25,7 +25,6 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hilore_planner.passes.compat_choices import chosen_by
 from hilore_planner.passes.compat_compile import (
     WHOLE_COPIES,
     compile_alone,
@@ -45,7 +44,6 @@ __all__ = [
     "CustomPartitionerFn",
     "add_product",
     "added_mm",
-    "chosen_by",
     "compile_alone",
     "compile_fx",
     "cse",
@@ -236,7 +234,7 @@ def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], patches: dict
     """Compile a Dynamo graph with Inductor, its backward too, so that errors surface here."""
     import torch._functorch.config as functorch_config
 
-    with functorch_config.patch(force_non_lazy_backward_lowering=True), chosen_by(patches):
+    with functorch_config.patch(force_non_lazy_backward_lowering=True):
         return compile_fx(gm, inputs, config_patches=patches)
 
 

@@ -20,17 +20,10 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hilore_planner.passes.compat_choices import GroupChoices
-
-WHOLE_COPIES: dict[str, Any] = {
-    "realize_opcount_threshold": 100,
-    "comprehensive_padding": False,
-    "inductor_choices_class": GroupChoices,
-}
+WHOLE_COPIES = {"realize_opcount_threshold": 100, "comprehensive_padding": False}
 """Inductor settings for graphs in which values are encoded or decoded. That takes more than the 30 operations after
 which Inductor would write what it has so far, a buffer as large as the value; at 100 it must, for its own recursion.
-Rows of statistics that it pads would keep it from reading a group once for all its figures. How kernels go over groups
-is chosen in its place."""
+Rows of statistics that it pads would keep it from reading a group once for all its figures."""
 
 CompiledGraphObserver = Callable[[Callable[..., Any], Sequence[Any], bool], None]
 """Gets a compiled graph's wrapper function, its (fake) example inputs, and if it is a backward."""

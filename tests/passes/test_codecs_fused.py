@@ -37,7 +37,7 @@ Tensors = tuple[torch.Tensor, ...]
 def _compiled(function: Callable[..., Tensors], *inputs: torch.Tensor) -> tuple[Tensors, str]:
     """What the compiled function gives, and its code."""
     torch._dynamo.reset()
-    with capture_wrappers() as wrappers, compat.chosen_by(compat.WHOLE_COPIES):
+    with capture_wrappers() as wrappers:
         result = torch.compile(function, dynamic=False, options={**compat.WHOLE_COPIES})(*inputs)
     (wrapper,) = wrappers
     return result, Path(wrapper.path).read_text()
@@ -126,46 +126,3 @@ def test_tiers_are_decoded_straight_to_their_rows(device: str, rounding: Roundin
     sizes = [math.prod(map(int, size)) for size in made]
     # The value, and the product; of noise a number for each group.
     assert [size for size in sizes if size > 256 * 64 // 32] == [256 * 64, 64 * 64]
-
-
-@pytest.mark.gpu
-@_no_device
-def test_kernels_go_over_groups_and_read_each_once() -> None:
-    """What a product reads is decoded by groups; what takes a cosine is encoded in a kernel of its own."""
-    codec, other = codec_named("int8", "stochastic"), codec_named("int8")
-
-    def both(
-        x: torch.Tensor, angle: torch.Tensor, weight: torch.Tensor, *parts: torch.Tensor
-    ) -> Tensors:
-        turned, y = x * angle.cos(), x * weight
-        square = codec.decode(parts, torch.bfloat16)
-        return (
-            square.t() @ square,
-            y,
-            *codec.encode(y),
-            *other.encode(x),
-            turned,
-            *codec.encode(turned),
-        )
-
-    x, angle = (_value("cuda", seed).nan_to_num().bfloat16() for seed in range(2))
-    parts = codec.encode(x[:, :128].contiguous())
-    found, code = _compiled(both, x, angle, x[0].contiguous(), *parts)
-    assert "YBLOCK" in code
-    assert "@triton_heuristics.reduction" not in code
-    assert any(
-        "cos" in kernel and "amax" not in kernel for kernel in re.findall(r"triton_poi_\w+", code)
-    )
-    expected = both(x, angle, x[0].contiguous(), *parts)
-    torch.testing.assert_close(found[1], expected[1])
-
-
-def test_choices_are_made_in_inductors_place_only_meanwhile() -> None:
-    from torch._inductor.virtualized import V
-
-    before = type(V.choices)
-    with compat.chosen_by(compat.WHOLE_COPIES):
-        assert type(V.choices) is compat.WHOLE_COPIES["inductor_choices_class"]
-    with compat.chosen_by({}):
-        assert type(V.choices) is before
-    assert type(V.choices) is before
