@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
+from hilore_planner.margins import MARGIN
 from hilore_planner.peak.step import StepPeak
 from hilore_planner.peak.timeline import Launch, Timeline
 from hilore_planner.plan import FixedPart, PlacementPlan
@@ -55,7 +56,7 @@ class Correction:
         """What is left free at every position, as one of the parts that a plan's fixed bytes are made of."""
         end = len(problem.positions) - 1
         is_margin = self.everywhere_bytes > 0 and end >= 0
-        return (FixedPart("margin", self.everywhere_bytes, 0, end),) if is_margin else ()
+        return (FixedPart(MARGIN, self.everywhere_bytes, 0, end),) if is_margin else ()
 
     def _shifts(self, count: int) -> tuple[int, ...]:
         return tuple(self.everywhere_bytes + shift for shift in self.shift_bytes or (0,) * count)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from hilore_planner import plan_check, plan_diff, plan_file
+from hilore_planner import margins, plan_check, plan_diff, plan_file
 from hilore_planner.advice import Advice
 from hilore_planner.crowding import order_limit
 from hilore_planner.errors import OptionError
@@ -190,7 +190,7 @@ class PlacementPlan:
             OptionError: an unreadable cap or error.
         """
         sizes = [parse_bytes(cap, name="memory_cap") for cap in caps]
-        asked = self._at(None, gradient_error)
+        asked = self._at(max(sizes, default=None), gradient_error)
         solutions = sweep(
             asked.problem,
             sizes,
@@ -198,7 +198,7 @@ class PlacementPlan:
             warm_start=self._start,
         )
         return tuple(
-            self._at(size, gradient_error)._with(solution)
+            asked._under(size)._with(solution)
             for size, solution in zip(sizes, solutions, strict=True)
         )
 
@@ -241,11 +241,10 @@ class PlacementPlan:
 
     def _at(self, memory_cap: int | str | None, gradient_error: float | None) -> Self:
         """This plan's problem under another cap or error, with no solution of its own yet."""
-        problem, options = self.problem, dict(self.provenance.options)
         if memory_cap is not None:
             cap_bytes = parse_bytes(memory_cap, name="memory_cap")
-            problem = replace(problem, memory_cap_bytes=cap_bytes)
-            options["memory_cap"] = str(memory_cap)
+            return margins.for_cap(self, cap_bytes)._under(memory_cap)._at(None, gradient_error)
+        problem, options = self.problem, dict(self.provenance.options)
         if gradient_error is not None:
             error = Options.parse({"gradient_error": gradient_error}).gradient_error
             if error and not any(unit.codecs for unit in problem.units):
@@ -255,6 +254,15 @@ class PlacementPlan:
                 )
             problem = replace(problem, gradient_error=error)
             options["gradient_error"] = f"{error:g}"
+        return self._changed(problem, options)
+
+    def _under(self, memory_cap: int | str) -> Self:
+        """The same under another cap, with the margin it has."""
+        cap_bytes = parse_bytes(memory_cap, name="memory_cap")
+        problem = replace(self.problem, memory_cap_bytes=cap_bytes)
+        return self._changed(problem, self.provenance.options | {"memory_cap": str(memory_cap)})
+
+    def _changed(self, problem: PlacementProblem, options: dict[str, str]) -> Self:
         return replace(
             self,
             problem=problem,

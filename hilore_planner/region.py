@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hilore_planner import margins
 from hilore_planner.passes.devices import DeviceProfile, profile_of
 from hilore_planner.peak.dry_run import allocator_for
 from hilore_planner.peak.measure import external_memory
@@ -28,9 +29,6 @@ STATES_PER_PARAMETER = {
     "Adagrad": 1,
 }
 """Tensors of a parameter's size that an optimizer makes at its first step."""
-
-_MISSED = 0.01
-"""Share of the room under a cap that an estimate may miss on a GPU: its allocator hands out blocks, not tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +57,14 @@ class Surroundings:
 
     @property
     def slack_bytes(self) -> int:
-        """How much more than asked for may count: a caching allocator hands out blocks up to 1 MiB too large.
-
-        Which, depends on what else the process allocated before; a few such blocks are always there.
-        """
-        return 4 * 2**20 if self.device.type == "cuda" else 0
+        """How much more than asked for may count: blocks that are too large, a few of which are always there."""
+        return margins.SLACK_BYTES if self.device.type == "cuda" else 0
 
     def margin_bytes(self, cap_bytes: int) -> int:
         """How much less than a cap an estimate should take for its code to stay under it: nothing on the CPU."""
         if self.device.type != "cuda":
             return 0
-        return self.slack_bytes + max(0, round(_MISSED * (cap_bytes - self.base_bytes)))
+        return margins.margin_bytes(cap_bytes - self.base_bytes)
 
     @property
     def slug(self) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hilore_planner.errors import InfeasibleError, OptionError, PlanFileError, SolverLimitError
-from hilore_planner.plan import Figures, PlacementPlan
+from hilore_planner.margins import MARGIN, margin_bytes
+from hilore_planner.plan import Figures, FixedPart, PlacementPlan
 from hilore_planner.solvers import replay
 from tests.plan_cases import MIB, toy_plan
 
@@ -102,3 +103,46 @@ def test_an_error_that_no_unit_could_use_is_refused() -> None:
     with pytest.raises(OptionError, match=r"gradient_error is 0.01, but no unit of this plan"):
         plain.solve(gradient_error=0.01)
     assert plain.solve(gradient_error=0.0).problem.gradient_error == 0
+
+
+def _roomy(layers: int, cap_bytes: int) -> PlacementPlan:
+    """A plan with the margin for its cap, and nothing held outside."""
+    plan = toy_plan(layers=layers)
+    size_bytes = margin_bytes(cap_bytes)
+    positions = tuple(
+        replace(position, fixed_bytes=position.fixed_bytes + size_bytes)
+        for position in plan.problem.positions
+    )
+    problem = replace(plan.problem, positions=positions, memory_cap_bytes=cap_bytes)
+    part = FixedPart(MARGIN, size_bytes, 0, len(positions) - 1)
+    return replace(plan, problem=problem, fixed_parts=(part,)).solve()
+
+
+def test_what_is_left_free_follows_the_cap() -> None:
+    """A plan with all the memory it likes leaves a share of that free; under another cap, a share of the other."""
+    roomy = _roomy(8, 2**36)
+    peak_bytes = roomy.predicted_peak_bytes
+    for cap_bytes in (peak_bytes * 3 // 4, peak_bytes, 2 * peak_bytes):
+        (swept,) = roomy.sweep([cap_bytes])
+        for found in (roomy.solve(memory_cap=cap_bytes), swept):
+            (part,) = found.fixed_parts
+            assert part.size_bytes == margin_bytes(max(cap_bytes, peak_bytes))
+            assert found.problem.memory_cap_bytes == cap_bytes
+            _holds(found)
+        back = found.solve(memory_cap=2**36)
+        assert back.problem == roomy.problem
+
+
+def test_the_smallest_cap_is_the_same_whichever_was_asked_for() -> None:
+    roomy, smallest = _roomy(8, 2**36), set()
+    for cap_bytes in (1, 10 * MIB):
+        with pytest.raises(InfeasibleError) as error:
+            roomy.solve(memory_cap=cap_bytes)
+        found = error.value.smallest_feasible_cap_bytes
+        assert found is not None
+        smallest.add(found)
+        fitting = roomy.solve(memory_cap=found, warm_start=error.value.witness)
+        _holds(fitting)
+        refused = roomy.solve(memory_cap=cap_bytes, must_fit=False)
+        _holds(refused.solve(memory_cap=found, solver_seconds=1e-3))
+    assert len(smallest) == 1

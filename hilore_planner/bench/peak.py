@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from hilore_planner import margins
 from hilore_planner.bench.runner import Job, Row, run_as_ready, this_commit
 from hilore_planner.bench.setting import Setting, Variant
 from hilore_planner.plan import PlacementPlan
@@ -200,7 +201,8 @@ def ladder_caps(least_bytes: int, most_bytes: int, rungs: int) -> list[int]:
 
 def estimated_caps(plan: PlacementPlan, gradient_error: float, rungs: int) -> list[int]:
     """A ladder from the smallest cap that a plan's problem has a placement for; nothing is compiled."""
-    problem = replace(plan.problem, memory_cap_bytes=1, gradient_error=gradient_error)
+    problem = margins.for_cap(plan, 1).problem
+    problem = replace(problem, memory_cap_bytes=1, gradient_error=gradient_error)
     least_bytes = solve(problem).smallest_feasible_cap_bytes
     assert least_bytes is not None
     return ladder_caps(least_bytes, plan.predicted_peak_bytes, rungs)
