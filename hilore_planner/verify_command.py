@@ -32,12 +32,12 @@ def verify_command(
 ) -> None:
     """Run an update under a plan and without compression, and compare the gradients."""
     from hilore_planner.bench.models import batch_of, model_of
-    from hilore_planner.bench.setting import setting_named
+    from hilore_planner.bench.setting import device_here, setting_named
     from hilore_planner.grpo.actor import actor_loss
     from hilore_planner.verification import options_of, verify
 
     chosen = setting_named(setting)
-    model = model_of(chosen, device)
+    model = model_of(chosen, device_here(device))
     batch = batch_of(chosen, model, seed=chosen.seed + 1)
     options: dict[str, object] = (
         {"memory_cap": memory_cap, "gradient_error": gradient_error}

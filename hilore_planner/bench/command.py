@@ -9,11 +9,18 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, help="Measure; results are written as data.")
 
+
+def _here(name: str) -> str:
+    from hilore_planner.bench.setting import device_here  # which loads torch
+
+    return device_here(name)
+
+
 SettingNames = Annotated[
     list[str] | None,
     typer.Option("--setting", help="NAME, or NAME:LAYERS for fewer layers; three if not given."),
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.", callback=_here)]
 SideBySide = Annotated[int, typer.Option(min=1, help="Processes that compile at a time.")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="Where the rows are written.")]
 PeakOutput = Annotated[

@@ -98,3 +98,17 @@ def setting_named(name: str) -> Setting:
         )
     found = SETTINGS[known]
     return found.shortened(int(layers)) if layers else found
+
+
+def device_here(name: str) -> str:
+    """The device called ``name``, if it can be measured on.
+
+    Raises:
+        OptionError: it is neither the CPU nor CUDA, or there is no GPU.
+    """
+    import torch
+
+    here = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    if name.partition(":")[0] not in here:
+        raise OptionError(f"--device is {name!r}; accepted on this machine: {', '.join(here)}")
+    return name

@@ -25,7 +25,7 @@ from hilore_planner.bench.runner import (
     run_jobs,
     write_record,
 )
-from hilore_planner.bench.setting import SETTINGS, Setting, Variant, setting_named
+from hilore_planner.bench.setting import SETTINGS, Setting, Variant, device_here, setting_named
 from hilore_planner.errors import OptionError
 
 
@@ -36,6 +36,14 @@ def test_a_setting_is_named_with_or_without_layers() -> None:
     for wrong in ("qwen9", "qwen2.5-1.5b:four"):
         with pytest.raises(OptionError, match=wrong):
             setting_named(wrong)
+
+
+@pytest.mark.parametrize("name", ["tpu", "", "cuda"])
+def test_a_device_that_is_not_here_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_here("cpu") == "cpu"
+    with pytest.raises(OptionError, match=f"--device is '{name}'; accepted on this machine: cpu$"):
+        device_here(name)
 
 
 def test_a_ladder_is_even_and_has_both_ends() -> None:
