@@ -143,18 +143,30 @@ def solve_linear(
     params.highs.bool_options["mip_allow_restart"] = False
     if deadline < math.inf:
         params.time_limit = timedelta(seconds=max(deadline - time.monotonic(), 0.0))
-    model_params = mathopt.ModelSolveParameters()
-    if hint and not relaxed:
-        values = {variables[column]: value for column, value in hint.items()}
-        model_params.solution_hints.append(mathopt.SolutionHint(variable_values=values))
+    start = {} if relaxed else {variables[column]: value for column, value in (hint or {}).items()}
+    try:
+        result = _run(program, params, start)
+    except Exception as error:  # of many types, and some versions fail to tell their own
+        raise SolverError(_refused(model, error)) from error
+    return _read(result, variables)
+
+
+def _run(
+    program: mathopt.Model, params: mathopt.SolveParameters, start: dict[mathopt.Variable, float]
+) -> mathopt.SolveResult:
+    """Solve from where a hint says; from scratch if there is none, or HiGHS fails to complete it."""
+    hinted = mathopt.ModelSolveParameters()
+    if start:
+        hinted.solution_hints.append(mathopt.SolutionHint(variable_values=start))
     with _without_leftovers():
         try:
-            result = mathopt.solve(
-                program, mathopt.SolverType.HIGHS, params=params, model_params=model_params
+            return mathopt.solve(
+                program, mathopt.SolverType.HIGHS, params=params, model_params=hinted
             )
-        except Exception as error:  # of many types, and some versions fail to tell their own
-            raise SolverError(_refused(model, error)) from error
-    return _read(result, variables)
+        except Exception:
+            if not start:
+                raise
+        return mathopt.solve(program, mathopt.SolverType.HIGHS, params=params)
 
 
 def _refused(model: LinearModel, error: Exception) -> str:

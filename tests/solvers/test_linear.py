@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
+from ortools.math_opt.python import mathopt
 
 from hilore_planner.errors import SolverError
 from hilore_planner.solvers.linear import LinearModel, solve_linear
@@ -41,3 +43,24 @@ def test_near_a_relaxation_whole_binaries_stay_and_counts_move_by_one() -> None:
     assert near.column_lower == [1.0, 0.0, 2.0, 7.0, 0.0]
     assert near.column_upper == [1.0, 1.0, 4.0, 9.0, 1.0]
     assert model.column_upper == [1.0, 1.0, 9.0, 9.0, 1.0]
+
+
+def test_a_hint_that_highs_fails_to_complete_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LinearModel()
+    x = model.column("x", cost=1.0, upper=1.0, integer=True)
+    y = model.column("y", cost=2.0, upper=1.0, integer=True)
+    model.row("one", [(x, 1.0), (y, 1.0)], lower=1.0)
+    whole, hinted = mathopt.solve, []
+
+    def solve(*arguments: Any, **keywords: Any) -> mathopt.SolveResult:
+        parameters = keywords.get("model_params")
+        hinted.append(bool(parameters is not None and parameters.solution_hints))
+        if hinted[-1]:
+            raise RuntimeError("kError")
+        return whole(*arguments, **keywords)
+
+    monkeypatch.setattr(mathopt, "solve", solve)
+    found = solve_linear(model, hint={y: 1.0})
+    assert found.outcome == "optimal"
+    assert found.objective == 1.0
+    assert hinted == [True, False]
