@@ -12,7 +12,19 @@ from hilore_planner.bench.runner import Row
 from hilore_planner.bench.setting import Setting
 from hilore_planner.bench.trial import wait
 from hilore_planner.calibration.calibrate import calibrate
+from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.grpo.actor import actor_loss
+
+
+def found(profile: RiskProfile) -> Row:
+    """What a row says of the profile that a calibration found."""
+    return {
+        "classes": len(profile.kept) + len(profile.rebuilt),
+        "erratic": sum(bool(one.erratic) for one in (*profile.kept, *profile.rebuilt)),
+        "additivity": profile.additivity,
+        "margin": profile.margin,
+        "trials": list(profile.trials),
+    }
 
 
 def bench_calibrate(setting: Setting, *, batches: int, device: str) -> Row:
@@ -34,11 +46,8 @@ def bench_calibrate(setting: Setting, *, batches: int, device: str) -> Row:
         "seconds": round(time.perf_counter() - start, 1),
         "batches": batches,
         "tokens": setting.tokens,
-        "classes": len(profile.kept) + len(profile.rebuilt),
-        "erratic": sum(bool(one.erratic) for one in (*profile.kept, *profile.rebuilt)),
-        "additivity": profile.additivity,
+        **found(profile),
         "margin": round(profile.margin, 3),
-        "trials": list(profile.trials),
         "measured_peak_bytes": (
             torch.cuda.max_memory_allocated(target) if target.type == "cuda" else None
         ),

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hilore_planner.bench.calibrate import found
 from hilore_planner.bench.risk.allocate import STORE
 from hilore_planner.bench.risk.plans import (
     CODECS,
@@ -115,11 +116,7 @@ def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
     row: Row = {
         "variant": f"calibration{' for one winner' if one_winner else ''}",
         "calibration_seconds": round(time.perf_counter() - start, 1),
-        "classes": len(profile.kept) + len(profile.rebuilt),
-        "erratic": sum(bool(one.erratic) for one in (*profile.kept, *profile.rebuilt)),
-        "additivity": profile.additivity,
-        "margin": profile.margin,
-        "trials": list(profile.trials),
+        **found(profile),
     }
     _say(row["variant"], row)
     return row
