@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
-from torch.profiler import ProfilerActivity, schedule
+from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
 from hilore_planner.attribution import LAUNCHES, Launch
@@ -21,6 +21,7 @@ _STEADY_SECONDS = 0.5
 """How long a GPU works before what it launches is timed: until its clock has settled under the power limit."""
 NAMED_KERNELS = {"cpp.enable_kernel_profile": True}
 """Inductor's setting that shows the profiler which of its kernels runs; on CUDA it always does."""
+_LAST = "hilore: last run"
 _CALL = re.compile(r"^(triton_|(graph_\d+_)?cpp_|aten::|extern_kernels|hilore::|cudnn)")
 
 
@@ -52,29 +53,40 @@ def launches(run: Callable[[], object], device: torch.device) -> list[Launch]:
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     before = _runs_before(run, device)
-    last_only = schedule(wait=0, warmup=1, active=1)
     with torch_profile(
-        activities=activities, schedule=last_only, record_shapes=True, acc_events=True
+        activities=activities,
+        schedule=schedule(wait=0, warmup=1, active=1),
+        record_shapes=True,
+        acc_events=True,
     ) as found:
+        run()
+        _wait(device)  # what still runs when recording starts is counted with what is launched then
+        found.step()
         for _ in range(before):
             run()
-        found.step()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        with record_function(_LAST):
+            run()
+        _wait(device)
     events: Any = found.events()
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
-    return list(_launches(on_host, is_timed_on_host=device.type == "cpu"))
+    start = next(event.time_range.start for event in on_host if event.name == _LAST)
+    of_last = [event for event in on_host if event.time_range.start >= start]
+    return list(_launches(of_last, is_timed_on_host=device.type == "cpu"))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _runs_before(run: Callable[[], object], device: torch.device) -> int:
     """How many runs keep a GPU busy until it is steady; none elsewhere."""
     if device.type != "cuda":
         return 0
-    torch.cuda.synchronize(device)
+    _wait(device)
     start = time.perf_counter()
     run()
-    torch.cuda.synchronize(device)
+    _wait(device)
     return math.ceil(_STEADY_SECONDS / (time.perf_counter() - start))
 
 

@@ -264,7 +264,7 @@ def main() -> None:
             if "predicted_peak_bytes" in row:
                 row["ratio"] = round(row["predicted_peak_bytes"] / row["measured_peak_bytes"], 6)
             if variant.attribute:
-                row |= attributed(update.run, update.steps, device)
+                row |= attributed(lambda: _run_all(update, 1), update.steps, device)
             row["tokens_per_second"] = round(1e3 * setting.tokens / row["time_ms"])
         except NoPlacementError as error:
             row |= {

@@ -2,7 +2,8 @@
 
 How fast a GPU's clock runs depends on the power that it draws, averaged over some tenths of a second. Work that is
 timed on a device at rest is up to a fifth faster than within a long row of updates. So an update's kernels of its own
-are run on made-up inputs, as they stand in its program, with copies for the traffic of what is fused.
+are run on made-up inputs, as they stand in its program, with copies for the traffic of what is fused, and pauses, as
+fused work is slower than a copy: without them the load would draw more power than the update.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +27,12 @@ Program = Sequence[Sample | int]
 
 _COPIED_BYTES = 2**28
 """Of one copy at most: some times an L2 cache."""
+_SLOWER = 0.8
+"""What kernels of fused work take longer than a copy of as many bytes, in parts of that copy.
+
+On an H200 those of an update took 6.5 ms where copies take 3.7 (``docs/results/codecs.json``, everything stored).
+"""
+_TIMED_COPIES, _TIMED_CYCLES = 8, 1_000_000
 _FEW = 100
 _HOST_SHARE = 0.7
 """A device whose host needs a larger share of a step's time to start it may have to wait."""
@@ -123,6 +132,36 @@ class Copies:
         return step
 
 
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """What a device idles where fused work is slower than the copies that stand for it."""
+
+    cycles_per_byte: float
+
+    @classmethod
+    def measured(cls, copies: Copies) -> Pauses:
+        """On the current CUDA device."""
+        cuda: Any = torch.cuda
+        start, middle, end = (cuda.Event(enable_timing=True) for _ in range(3))
+        copies.whole()
+        start.record()
+        for _ in range(_TIMED_COPIES):
+            copies.whole()
+        middle.record()
+        cuda._sleep(_TIMED_CYCLES)
+        end.record()
+        cuda.synchronize()
+        moved_bytes = 2 * _COPIED_BYTES * _TIMED_COPIES
+        cycles = _TIMED_CYCLES * start.elapsed_time(middle) / middle.elapsed_time(end)
+        return cls(_SLOWER * cycles / moved_bytes)
+
+    def after(self, moved_bytes: int) -> Step:
+        """One that follows copies which move so many bytes."""
+        cuda: Any = torch.cuda
+        cycles = round(self.cycles_per_byte * moved_bytes)
+        return lambda: cuda._sleep(cycles)
+
+
 class Load:
     """The steps of an update, run in a circle."""
 
@@ -135,13 +174,13 @@ class Load:
         """Whether starting the steps takes about as long as running them."""
 
     @classmethod
-    def of_program(cls, program: Program, arena: Arena, copies: Copies) -> Load:
+    def of_program(cls, program: Program, arena: Arena, copies: Copies, pauses: Pauses) -> Load:
         """Of what an update runs; kernels that the arena has no room for, or that fail, are left out."""
         made: dict[str, Step | None] = {}
         steps = []
         for part in program:
             if isinstance(part, int):
-                steps.append(copies.moving(part))
+                steps += [copies.moving(part), pauses.after(part)]
                 continue
             if part.key not in made:
                 made[part.key] = _step(part, arena)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hilore_planner.costs.layout import Layout
 from hilore_planner.costs.lead import Lead, Leads
-from hilore_planner.costs.load import Arena, Copies, Load, Program, input_bytes
+from hilore_planner.costs.load import Arena, Copies, Load, Pauses, Program, input_bytes
 from hilore_planner.costs.sample import Run, Sample
 from hilore_planner.costs.table import OUT_OF_MEMORY, Entry, tried
 
@@ -89,7 +89,8 @@ def _times(
     around = [part.inputs() for part in program if not isinstance(part, int)]
     fitting = [each for each in (*layouts, *around) if input_bytes(each) <= limit_bytes]
     arena = Arena(device, fitting)
-    rounds = _Rounds(Load.of_program(program, arena, copies), Leads(copies, _cached_bytes(device)))
+    load = Load.of_program(program, arena, copies, Pauses.measured(copies))
+    rounds = _Rounds(load, Leads(copies, _cached_bytes(device)))
     entries: dict[int, Entry] = {}
     for place, ((sample, run), inputs) in enumerate(zip(samples, layouts, strict=True)):
         found = _first(arena, sample, run, inputs)

@@ -11,7 +11,7 @@ import torch
 
 from hilore_planner.costs import load as loads
 from hilore_planner.costs.layout import Layout
-from hilore_planner.costs.load import Arena, Copies, Load, input_bytes
+from hilore_planner.costs.load import Arena, Copies, Load, Pauses, input_bytes
 from hilore_planner.costs.sample import Run, Sample
 from hilore_planner.costs.stopwatch import Stopwatch, _times
 from tests.costs.ready import Ready
@@ -108,14 +108,24 @@ def test_a_load_runs_a_program_in_a_circle(clock: Clock) -> None:
         sample("two", layout(4), eager=lambda: clock.work("two", STEP_NS)),
         one,
     ]
-    load = Load.of_program(parts, Arena(CPU, [(layout(4),)]), Copies(CPU))
+    copies = Copies(CPU)
+    pauses = Pauses.measured(copies)
+    assert clock.done[-1] == "pause"
+    load = Load.of_program(parts, Arena(CPU, [(layout(4),)]), copies, pauses)
     clock.done.clear()
     load.warm_up(0.0)
     load.run(1.0)
-    assert clock.done[-5:] == ["one", "copy", "two", "one", "one"]
+    assert clock.done[-6:] == ["one", "copy", "pause", "two", "one", "one"]
     assert {"broken", "large"}.isdisjoint(clock.done)
-    Load.of_program([], Arena(CPU, []), Copies(CPU)).run(1.0)
+    Load.of_program([], Arena(CPU, []), copies, pauses).run(1.0)
     assert clock.done[-1] == "copy"
+
+
+def test_a_pause_lasts_as_long_as_fused_work_is_slower_than_a_copy(clock: Clock) -> None:
+    pauses = Pauses.measured(Copies(CPU))
+    start_ns = clock.now_ns
+    pauses.after(3 * 128)()  # as much as three copies move
+    assert clock.now_ns - start_ns == pytest.approx(0.8 * 3 * COPY_NS, abs=1)
 
 
 def test_calls_are_timed_amid_the_load_without_what_surrounds_them(clock: Clock) -> None:
@@ -171,8 +181,9 @@ def test_rounds_that_were_disturbed_are_repeated(clock: Clock) -> None:
         calls += 1
         clock.work("call", 50_000)
 
-    # Of the first seven rounds: by itself, and before the call.
-    disturbed = iter(([COPY_NS, COPY_NS, 9 * COPY_NS, 9 * COPY_NS] * 4)[:14])
+    # Those that tell how long a copy takes; then, of the first seven rounds: by itself, and before the call.
+    before = [COPY_NS] * (1 + loads._TIMED_COPIES)
+    disturbed = iter(before + ([COPY_NS, COPY_NS, 9 * COPY_NS, 9 * COPY_NS] * 4)[:14])
 
     def copy(_: Copies) -> None:
         clock.work("copy", next(disturbed, COPY_NS))
