@@ -16,7 +16,7 @@ import torch
 from hilore_planner.errors import HiloreError
 from hilore_planner.passes import compat
 
-SCHEMA = 3
+SCHEMA = 4
 OUT_OF_MEMORY = "out of memory when it was to be measured"
 
 T = TypeVar("T")
