@@ -25,6 +25,7 @@ from hilore_planner.passes.head import (
 from hilore_planner.passes.lead import lead_rebuilt
 from hilore_planner.passes.order import keep_order, sink_free
 from hilore_planner.passes.rewrite import Rewriter
+from hilore_planner.passes.tables import write_tables
 from hilore_planner.planning import PlannedRegion
 from hilore_planner.solvers import replay
 from hilore_planner.uncollected import uncollected
@@ -124,6 +125,7 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         sink_free(self.graphs[1])
         crowded = crowded_nodes(self.planned)
         for graph in self.graphs:
+            write_tables(graph)
             keep_order(graph, crowded)
         self.planned = self.planned.timed(*self.graphs)
         return self.graphs

@@ -37,6 +37,7 @@ from hilore_planner.passes.compat_ops import (
     held_after,
     used_by,
     wide_mm,
+    write_out,
 )
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "tag_forced_saves",
     "used_by",
     "wide_mm",
+    "write_out",
 ]
 
 
