@@ -5,7 +5,8 @@ before its first reader, but Inductor, which fuses kernels that read the same in
 work) up to a kernel far earlier, and moves a product whose result is added to something later down to that addition.
 Reductions that only the caller reads it puts off, and keeps what they read. Each written-out fusible value is therefore
 tied to the last kernel of its own before it, and each such kernel to what was written out since the one before it.
-A tie orders kernels; it moves no data. Where memory is plentiful nothing is tied: fusion across steps saves time.
+A tie orders kernels; it moves no data. On the CPU it also ends the function before it, which would hold all that its
+loops read until the last of them is done. Where memory is plentiful nothing is tied: fusion across steps saves time.
 """
 
 from __future__ import annotations
