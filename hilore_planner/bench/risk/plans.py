@@ -149,13 +149,11 @@ def unscaled_e4m3(value: Tensor) -> Tensor:
     return value.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).to(value.dtype)
 
 
-def papers_errors(
-    subject: Subject, seeds: Sequence[int], *, one_winner: bool
-) -> tuple[list[float], list[float]]:
-    """Relative gradient errors of the paper's rule, op by op as no plan can hold its codec, and squared norms."""
+def papers_errors(subject: Subject, seeds: Sequence[int], *, one_winner: bool) -> list[float]:
+    """Relative gradient errors of the paper's rule, op by op as no plan can hold its codec."""
     batches = [subject.batch(seed, one_winner=one_winner) for seed in seeds]
     captured = CapturedUpdate.of(subject.update, batches[0], CutSettings(head="off"))
-    errors, norms = [], []
+    errors = []
     for batch in batches:
         interpreter = JointInterpreter.of(captured.graph)
         measured = MeasuredBatch(interpreter, captured.inputs(batch), None)
@@ -163,5 +161,4 @@ def papers_errors(
             papers_units(captured.graph.units), unscaled_e4m3
         )
         errors.append(math.sqrt(measured.share(changes)))
-        norms.append(measured.squared_norm)
-    return errors, norms
+    return errors

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -191,10 +193,10 @@ def _measuring(candidates: Candidates) -> dict[str, Any]:
 
 def _papers_rule(winner: Candidates) -> Row:
     seeds = range(_HELD_OUT, _HELD_OUT + _FEW)
-    errors, norms = papers_errors(winner.subject, seeds, one_winner=True)
+    errors = papers_errors(winner.subject, seeds, one_winner=True)
     row: Row = {
         "variant": "the paper's rule, op by op",
-        "measured_gradient_error": _over_batches(errors, norms),
+        "measured_gradient_error": _over_batches(errors),
         "measured_gradient_errors": errors,
     }
     _say(row["variant"], row)
@@ -206,18 +208,17 @@ def _measured(job: Job, common: dict[str, Any], processes: Processes) -> Row:
     start = time.perf_counter()
     answer = processes.answer(job.message | common)
     row = job.row | answer | {"seconds": round(time.perf_counter() - start, 1)}
-    if norms := row.pop("squared_gradient_norms", None):
-        row["measured_gradient_error"] = _over_batches(row["measured_gradient_errors"], norms)
+    if "gradient_norms" in row:
+        row["measured_gradient_error"] = _over_batches(row["measured_gradient_errors"])
         path = Path(job.message["plan"])
         row["predicted_gradient_error"] = job.candidates.predicted(path)
     _say(row["variant"], row)
     return row
 
 
-def _over_batches(errors: Sequence[float], norms: Sequence[float]) -> float:
-    """Norm of all batches' errors over the norm of all their gradients."""
-    wrong = sum(error**2 * norm for error, norm in zip(errors, norms, strict=True))
-    return float((wrong / sum(norms)) ** 0.5)
+def _over_batches(errors: Sequence[float]) -> float:
+    """Root mean square of relative errors: what is predicted is the square of one batch's, on average."""
+    return math.sqrt(statistics.fmean(error**2 for error in errors))
 
 
 def _say(what: str, row: Row) -> None:

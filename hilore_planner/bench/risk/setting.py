@@ -54,7 +54,8 @@ def _shape(hidden: int, feed_forward: int, layers: int, heads: int) -> dict[str,
         "intermediate_size": feed_forward,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads // 2,
+        # Torch has no fused attention in 32 bits for grouped queries, and models are trained with fused attention.
+        "num_key_value_heads": heads,
         "tie_word_embeddings": True,
     }
 

@@ -6,6 +6,7 @@ The exact gradient is eager autograd's: in fp32 it differs from a compiled one b
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ def measure_plan(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
         found = planned.run(batch)
         exact = planned.outcome(subject.update(*batch))
         errors.append(compare(found.gradients, exact.gradients)[0].relative_error)
-        norms.append(_squared_norm(exact))
+        norms.append(_norm(exact))
     plan = PlacementPlan.load(path)
     return {
         "saved_bytes": plan.solution.saved_bytes,
@@ -84,7 +85,7 @@ def measure_plan(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
         "status": plan.solution.status,
         "gap": plan.solution.gap,
         "measured_gradient_errors": errors,
-        "squared_gradient_norms": norms,
+        "gradient_norms": norms,
     }
 
 
@@ -94,8 +95,9 @@ def _solve(job: dict[str, Any], budget: float, path: Path) -> None:
     start.solve(gradient_error=budget, solver_seconds=_SOLVER_SECONDS).save(path)
 
 
-def _squared_norm(outcome: Outcome) -> float:
-    return sum(float(gradient.double().square().sum()) for gradient in outcome.gradients.values())
+def _norm(outcome: Outcome) -> float:
+    squares = (float(gradient.double().square().sum()) for gradient in outcome.gradients.values())
+    return math.sqrt(sum(squares))
 
 
 def measure_policy(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
