@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -47,6 +47,14 @@ def sources(graph: RecoveryGraph, unit: RecoveryUnit) -> tuple[RecoveryUnit, ...
         elif parent.can_recompute:
             stack.extend(graph.parents(parent.name))
     return tuple(found.values())
+
+
+def spread_out(names: Sequence[str], most: int) -> list[str]:
+    """Up to ``most`` of the names, from the first to the last at about equal distances."""
+    count = len(names)
+    if count <= most:
+        return list(names)
+    return [names[round(place * (count - 1) / (most - 1))] for place in range(most)]
 
 
 def _classes(units: Iterable[RecoveryUnit], buckets: int) -> Iterator[UnitClass]:

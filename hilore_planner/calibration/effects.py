@@ -2,6 +2,9 @@
 
 Where an error passes through an exponential, as in attention, twice the error can move the gradient far more than twice
 as far. How far then differs much between batches: no gain tells it, and no plan should count on one.
+
+In half precision whatever is made of a changed value is rounded otherwise. That moves the gradient by about as much
+however small the change is. Errors are magnified until it matters little, and of placements it is taken off.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hilore_planner.calibration.interpret import Change
-from hilore_planner.calibration.measure import MeasuredBatch, amplification, change_by
+from hilore_planner.calibration.measure import MeasuredBatch, change_by
 from hilore_planner.calibration.trials import LARGEST_TELLING
 from hilore_planner.codec_names import read_tiers
 from hilore_planner.passes.codecs import codec_for, codec_named
@@ -23,8 +26,13 @@ _IN_PROPORTION = 1.1
 """By how much the squared effect of twice an error may exceed four times that of the error."""
 _SMALL = 0.01**2
 """What doubled errors may do for each unit, over their squared factor, in parts of the squared gradient: no matter."""
+_CLASS_ERROR, _PLACEMENT_ERROR = 0.2, 0.05
+"""Relative errors of values to which those of a class, and of a whole placement, are magnified in half precision: as
+large as doubled ones of int4; and such as act in proportion together."""
 _LIFTED = 0.05**2
 """Squared gradient error to which a placement's is magnified, where it would be out of proportion."""
+_FINER = 4.0
+"""Part of a placement's errors that moves a half-precision gradient by little more than rounding."""
 _WHOLLY_WRONG = 1e6
 """Squared gradient error that stands for all beyond, and for what is no number."""
 
@@ -53,6 +61,8 @@ class Effects:
     _known: dict[tuple[frozenset[tuple[str, str]], frozenset[str], float], float] = field(
         default_factory=dict
     )
+    _rounding: float | None = None
+    """Squared gradient error of rounding alone, in half precision."""
 
     def share(
         self, kept: Mapping[str, str], rebuilt: Iterable[str] = (), factor: float = 1.0
@@ -73,22 +83,24 @@ class Effects:
         return self._known[key]
 
     def of_class(
-        self, kept: Mapping[str, str], again: Collection[str] = (), *, is_known: bool = False
+        self, kept: Mapping[str, str], again: Collection[str] = (), *, tested: float = 0.0
     ) -> Effect:
         """The effect of a class, whose error is doubled to see whether it acts in proportion.
 
-        In half precision rounding hides small errors: larger multiples are tried first there, and the one that is
-        in proportion counts.
+        In half precision larger multiples are tried first, and the one that is in proportion counts.
 
         Args:
             kept: its units, or their sources, and what keeps them.
             again: its units, if they are made again.
-            is_known: larger errors of the class are in proportion.
+            tested: multiple of the class's error up to which it is known to act in proportion.
         """
-        lifted = self._lifted(kept)
+        lifted = self._lifted(kept, _CLASS_ERROR)
         # Tiers are made of codecs that are looked at alone.
-        if is_known or any(read_tiers(codec) is not None for codec in kept.values()):
-            return Effect(self.share(kept, again, lifted), lifted)
+        if any(read_tiers(codec) is not None for codec in kept.values()):
+            tested = lifted
+        if tested >= 1:
+            factor = min(lifted, tested)
+            return Effect(self.share(kept, again, factor), factor)
         factor = max(_DOUBLED, lifted)
         share = self.share(kept, again, factor)
         while share > _SMALL * (len(again) or len(kept)):
@@ -101,20 +113,42 @@ class Effects:
             share, factor = less, lower
         return Effect(share, factor)
 
-    def of_placement(self, kept: Mapping[str, str], rebuilt: Iterable[str]) -> float:
-        """Squared relative gradient error of a whole placement.
+    def of_placement(self, kept: Mapping[str, str], rebuilt: Collection[str]) -> float:
+        """Squared relative gradient error of a whole placement; 0 where rounding hides it.
 
-        In half precision of twice its errors at least, in which classes are in proportion: each value that changes is
-        rounded otherwise, and so is all that is made of it.
+        In half precision of twice its errors at least, in which classes are in proportion.
         """
-        factor = self._lifted(kept)
-        if self.batch.dtype.itemsize == 2:
+        factor = self._lifted(kept, _PLACEMENT_ERROR)
+        if self._is_half:
             factor = max(_DOUBLED, factor)
         share = self.share(kept, rebuilt, factor)
         if factor > 1 and share * factor**2 > LARGEST_TELLING:
-            share = self.share(kept, rebuilt, max(1.0, math.sqrt(_LIFTED / share)))
-        return share
+            factor = max(1.0, math.sqrt(_LIFTED / share))
+            share = self.share(kept, rebuilt, factor)
+        rounding = self._rounding_of(kept, rebuilt, factor) / factor**2 if self._is_half else 0.0
+        return share - rounding if share > 2 * rounding else 0.0
 
-    def _lifted(self, kept: Mapping[str, str]) -> float:
-        """The multiple of the copies' errors that stands out of rounding; the coarsest must stay in proportion."""
-        return min(amplification(codec_named(codec), self.batch.dtype) for codec in kept.values())
+    @property
+    def _is_half(self) -> bool:
+        return self.batch.dtype.itemsize == 2
+
+    def _rounding_of(
+        self, kept: Mapping[str, str], rebuilt: Collection[str], factor: float
+    ) -> float:
+        """What rounding alone does: about the same in all placements, as nearly all of backward is rounded otherwise.
+
+        Told from one placement, with its errors at two multiples.
+        """
+        if self._rounding is None:
+            finer = factor / _FINER
+            all_of_it = self.share(kept, rebuilt, factor) * factor**2
+            less = self.share(kept, rebuilt, finer) * finer**2
+            self._rounding = max(0.0, (_FINER**2 * less - all_of_it) / (_FINER**2 - 1))
+        return self._rounding
+
+    def _lifted(self, kept: Mapping[str, str], error: float) -> float:
+        """The multiple of the copies' errors that stands out of rounding, none beyond a relative ``error``."""
+        if not self._is_half:
+            return 1.0
+        coarsest = max(codec_named(codec).relative_error for codec in kept.values())
+        return max(1.0, error / coarsest)

@@ -14,9 +14,6 @@ from hilore_planner.calibration.rows import SequenceWeights, squared_error
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.units import RecoveryUnit
 
-_LARGE_ERROR = 0.05
-"""Relative error that stands out of half-precision rounding, and is small enough to act linearly."""
-
 
 @dataclass(slots=True)
 class MeasuredBatch:
@@ -36,7 +33,7 @@ class MeasuredBatch:
     def __post_init__(self) -> None:
         self.values = self.interpreter.forward(self.inputs)
         self.reference = self.interpreter.reference(self.values)
-        self.squared_norm = _sum(g.float().square().sum() for g in self.reference.values())
+        self.squared_norm = _sum(map(_square, self.reference.values()))
 
     @property
     def exposed(self) -> float:
@@ -51,10 +48,7 @@ class MeasuredBatch:
     def share(self, changes: Mapping[str, Change]) -> float:
         """Squared relative error of the gradient under changes."""
         gradients = self.interpreter.gradients(self.values, changes)
-        moved = (
-            (gradient.float() - self.reference[index].float()).square().sum()
-            for index, gradient in gradients
-        )
+        moved = (_square(gradient - self.reference[index]) for index, gradient in gradients)
         return _sum(moved) / self.squared_norm
 
     def error(self, unit: RecoveryUnit, codec: Codec) -> float:
@@ -82,11 +76,10 @@ def change_by(codec: Codec, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
     return change
 
 
-def amplification(codec: Codec, dtype: torch.dtype) -> float:
-    """Factor on a codec's error that lifts it out of the rounding of a gradient in ``dtype``."""
-    if dtype.itemsize > 2:
-        return 1.0
-    return max(1.0, _LARGE_ERROR / codec.relative_error)
+def _square(gradient: Tensor) -> Tensor:
+    """Squared norm in fp32, read once: gradients are the largest of what a pass reads."""
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    return norm.double().square()
 
 
 def _sum(scalars: Iterable[Tensor]) -> float:

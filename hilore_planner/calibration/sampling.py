@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
-from hilore_planner.calibration.classes import UnitClass, kept_classes, rebuilt_classes, sources
+from hilore_planner.calibration.classes import (
+    UnitClass,
+    kept_classes,
+    rebuilt_classes,
+    sources,
+    spread_out,
+)
 from hilore_planner.calibration.effects import Effect, Effects
 from hilore_planner.calibration.estimate import fitted_risks, observations, summed_risks
 from hilore_planner.calibration.interpret import JointInterpreter
@@ -19,7 +27,7 @@ from hilore_planner.calibration.progress import Steps
 from hilore_planner.calibration.trials import Offers, Trial, draw_placement, is_telling, offers_of
 from hilore_planner.codec_names import DROP, STORE, read_tiers
 from hilore_planner.errors import OptionError
-from hilore_planner.passes.codecs import codec_named, offered_codec
+from hilore_planner.passes.codecs import Codec, codec_named, offered_codec
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import kept_codec
 
@@ -27,6 +35,8 @@ _TRIALS = 4
 """Placements tried on each batch."""
 _DRAWS = 50
 """Placements drawn until one is worth measuring."""
+_LOOKED_AT = 4
+"""Units of a class that codecs are tried on: the others' errors are about those."""
 
 
 @dataclass(slots=True)
@@ -40,6 +50,8 @@ class Sampling:
     """What classes are kept by alone, the coarsest first: a family's codecs; and each tiered one, where errors may not
     be independent."""
     kept: list[UnitClass]
+    class_of: dict[str, int]
+    """By unit's name, the identity of its class in ``kept``."""
     rebuilt: list[UnitClass]
     steps: Steps
     interpreter: JointInterpreter
@@ -78,11 +90,13 @@ class Sampling:
         for name in _coarsest_first(plain):
             families[family(name)].append(name)
         tiers = tuple(name for name in dict.fromkeys(names) if read_tiers(name) is not None)
+        kept = kept_classes(graph, buckets)
         return cls(
             graph,
             (*plain, *tiers),
             (*map(tuple, families.values()), *((name,) for name in tiers)),
-            kept_classes(graph, buckets),
+            kept,
+            {unit.name: id(one) for one in kept for unit in one.units},
             rebuilt_classes(graph, buckets),
             steps,
             JointInterpreter.of(graph),
@@ -121,32 +135,40 @@ class Sampling:
             self._try(effects, model, offers)
 
     def _measure_errors(self, batch: MeasuredBatch) -> None:
-        for unit_class in self.kept:
+        for unit_class, name in product(self.kept, self.codecs):
+            offered: dict[str, Codec] = {}
             for unit in unit_class.units:
-                for name in self.codecs:
-                    value = batch.values[unit.maker]
-                    codec = offered_codec(unit, name, value)
-                    if codec is None:
-                        continue
-                    spared = unit.kept_bytes - codec.kept_bytes(value.shape, value.dtype)
-                    if spared > 0:
-                        self.errors[unit.name, name].append(batch.error(unit, codec))
-                        self.spared_bytes[unit.name, name] = spared
+                value = batch.values[unit.maker]
+                codec = offered_codec(unit, name, value)
+                if codec is None:
+                    continue
+                spared = unit.kept_bytes - codec.kept_bytes(value.shape, value.dtype)
+                if spared > 0:
+                    offered[unit.name] = codec
+                    self.spared_bytes[unit.name, name] = spared
+            found = {
+                of: batch.error(self.graph.units[of], offered[of])
+                for of in spread_out(list(offered), _LOOKED_AT)
+            }
+            for of in offered:
+                error = found[of] if of in found else statistics.fmean(found.values())
+                self.errors[of, name].append(error)
 
     def _sample_kept(self, effects: Effects, unit_class: UnitClass) -> None:
         """The coarsest codec of each ladder that is in proportion: what feeds an exponential takes ever finer ones."""
-        in_proportion = 0.0
+        known = 0.0
         for ladder in self.ladders:
             for codec in ladder:
                 units = [u.name for u in unit_class.units if (u.name, codec) in self.errors]
                 if not units:
                     continue
                 error = sum(self.errors[name, codec][-1] for name in units)
-                found, is_known = Effect(0.0), family(codec) == "fp" and error <= in_proportion
+                found = Effect(0.0)
                 if _is_read(unit_class):
-                    found = effects.of_class(dict.fromkeys(units, codec), is_known=is_known)
+                    tested = math.sqrt(known / error) if family(codec) == "fp" and error else 0.0
+                    found = effects.of_class(dict.fromkeys(units, codec), tested=tested)
                 if self._sample(effects, unit_class, codec, found, error):
-                    in_proportion = max(in_proportion, error)
+                    known = max(known, error * found.factor**2)
                     break
         if _is_read(unit_class):
             self.steps.done()
@@ -163,12 +185,25 @@ class Sampling:
             if _is_read(unit_class):
                 kept = dict.fromkeys(of, codec)
                 both = effects.of_class(kept, [unit.name for unit in units])
-                alone = effects.share(kept, (), both.factor)
+                alone = self._summed(effects.batch, kept)
+                if alone is None:
+                    alone = effects.share(kept, (), both.factor)
                 found = replace(both, share=max(0.0, both.share - alone))
             if self._sample(effects, unit_class, codec, found, error):
                 break
         if _is_read(unit_class):
             self.steps.done()
+
+    def _summed(self, batch: MeasuredBatch, kept: Mapping[str, str]) -> float | None:
+        """What copies do to the gradient, from what their classes did; None if that is not known, or no sum."""
+        total = 0.0
+        for name, codec in kept.items():
+            of = self.class_of[name]
+            moved, errors = self.samples.get((of, codec), {}).get(self.batches, (0.0, 0.0))
+            if not errors or codec in self.erratic[of]:
+                return None
+            total += moved / errors * self.errors[name, codec][-1]
+        return total * batch.exposed / batch.squared_norm
 
     def _sample(
         self, effects: Effects, unit_class: UnitClass, codec: str, found: Effect, error: float

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hilore_planner.calibration.calibrate import calibrate
 from hilore_planner.calibration.capture import CapturedUpdate
+from hilore_planner.calibration.classes import spread_out
 from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch, change_by
 from hilore_planner.calibration.model import CalibratedRisk
@@ -294,6 +295,13 @@ def test_in_half_precision_errors_are_not_magnified_out_of_proportion() -> None:
     codec = codec_for(captured.graph.units["first:addmm"], "int8")
     share = measured.share({"first:addmm": change_by(codec)})
     assert found.gains["int8"] * found.errors["int8"] == pytest.approx(share, rel=0.2)
+
+
+def test_codecs_are_tried_on_units_from_the_first_layer_to_the_last() -> None:
+    names = [str(layer) for layer in range(10)]
+    assert spread_out(names, 4) == ["0", "3", "6", "9"]
+    assert spread_out(names[:3], 4) == ["0", "1", "2"]
+    assert spread_out([], 4) == []
 
 
 def test_a_margin_of_a_class_makes_it_dearer_and_its_prediction_the_same(

@@ -54,7 +54,7 @@ def test_what_is_finer_than_what_was_in_proportion_is_measured_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, batch = _effects(monkeypatch, lambda f: 1e-3 * f**2)
-    assert found.of_class({"u": "fp8_e4m3"}, is_known=True) == Effect(1e-3, 1.0)
+    assert found.of_class({"u": "fp8_e4m3"}, tested=1.5) == Effect(1e-3, 1.0)
     assert found.of_class({"u": "int8[:1/4]+int4"}).share == 1e-3
     assert batch.factors == [1.0, 1.0]
 
@@ -82,25 +82,47 @@ def test_what_matters_little_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_half_precision_is_tried_with_larger_errors_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """int8's error is magnified by 7.7, to 5%; less where that is out of proportion."""
+    """int8's error is magnified by 31, to 20%; less where that is out of proportion."""
     found, batch = _effects(
-        monkeypatch, lambda f: 1e-3 * (f**2 + (f > 4) * f**4), dtype=torch.bfloat16
+        monkeypatch, lambda f: 1e-3 * (f**2 + (f > 16) * f**4), dtype=torch.bfloat16
     )
     effect = found.of_class({"u": "int8"})
     assert effect.is_proportional
-    assert batch.factors == pytest.approx([7.69, 3.85, 1.92], abs=0.01)
-    assert effect.factor == pytest.approx(3.85, abs=0.01)
+    assert batch.factors == pytest.approx([30.77, 15.38, 7.69], abs=0.01)
+    assert effect.factor == pytest.approx(15.38, abs=0.01)
     assert effect.share == pytest.approx(1e-3)
     sharp, _ = _effects(monkeypatch, lambda f: 1e-3 * f**4, dtype=torch.bfloat16)
     assert not sharp.of_class({"u": "int8"}).is_proportional
+
+
+def test_half_precision_is_magnified_as_far_as_it_is_known_to_be_in_proportion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, batch = _effects(monkeypatch, lambda f: 1e-3 * f**2, dtype=torch.bfloat16)
+    effect = found.of_class({"u": "fp8_e4m3"}, tested=3.0)
+    assert effect.share == pytest.approx(1e-3)
+    assert effect.factor == 3.0
+    assert found.of_class({"u": "fp8_e4m3"}, tested=30.0).factor == pytest.approx(7.52, abs=0.01)
+    assert len(batch.factors) == 2
+
+
+def test_what_rounding_does_to_a_placement_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told once a batch; what is less than rounding shows nothing."""
+    found, batch = _effects(monkeypatch, lambda f: 1e-5 * f**2 + 2e-5, dtype=torch.bfloat16)
+    assert found.of_placement({"u": "int4"}, ()) == pytest.approx(1e-5)
+    assert batch.factors == pytest.approx([2.0, 0.5])
+    assert found.of_placement({"u": "int8"}, ()) == pytest.approx(1e-5)
+    assert batch.factors == pytest.approx([2.0, 0.5, 7.69], abs=0.01)
+    hidden, _ = _effects(monkeypatch, lambda f: 1e-6 * f**2 + 2e-5, dtype=torch.bfloat16)
+    assert hidden.of_placement({"u": "int4"}, ()) == 0.0
 
 
 @pytest.mark.parametrize(
     ("dtype", "codec", "factors"),
     [
         (torch.float32, "int4", [1.0]),
-        (torch.bfloat16, "int4", [2.0]),
-        (torch.bfloat16, "int8", [7.69]),
+        (torch.bfloat16, "int4", [2.0, 0.5]),
+        (torch.bfloat16, "int8", [7.69, 1.92]),
     ],
 )
 def test_whole_placements_are_lifted_out_of_rounding(
