@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from hilore_planner.passes.codecs.rounding import (
     NOISE_BITS,
+    FixedPoint,
     dither,
-    fixed_point,
-    floating_point,
     starts_of,
 )
 
@@ -44,16 +43,23 @@ def test_noise_is_even_and_independent(kind: str) -> None:
     assert float((counts - 1 / 16).abs().max()) < 0.1 / 16
 
 
-@given(st.floats(-127.0, 127.0, width=32), st.sampled_from([0, NOISE_BITS]))
-def test_fixed_point_is_the_nearest_and_comes_back(value: float, bits: int) -> None:
-    x = torch.tensor(value)
-    found = fixed_point(x, bits)
-    assert int(found) == round(value * 2**bits)  # Python rounds to even, too
-    assert float(floating_point(found, bits)) == int(found) / 2**bits
+points = pytest.mark.parametrize("point", [FixedPoint(0, 128), FixedPoint(NOISE_BITS, 128)])
 
 
-def test_infinities_are_beyond_all_of_fixed_point() -> None:
-    for bits in (0, NOISE_BITS):
-        low, high = fixed_point(torch.tensor([-math.inf, math.inf]), bits).tolist()
-        assert low < -(2**22)
-        assert high > 2**22
+@points
+@given(value=st.floats(-127.0, 127.0, width=32))
+def test_whole_numbers_are_the_nearest_and_come_back(point: FixedPoint, value: float) -> None:
+    found = point.raised(torch.tensor(value)).view(torch.int32)
+    steps = round(value * 2**point.bits)  # Python rounds to even, too
+    assert int(found) - point.whole(128) == steps
+    assert float(point.back(found)) == steps / 2**point.bits
+
+
+@points
+def test_infinities_are_beyond_all_whole_numbers(point: FixedPoint) -> None:
+    """The lower one is the lowest code: its last bits are none, whatever noise is added."""
+    infinite = torch.tensor([-math.inf, math.inf])
+    low, high = point.raised(infinite).view(torch.int32).tolist()
+    noise = (1 << point.bits) - 1
+    assert (low + noise >> point.bits) & 255 == 0
+    assert high > point.whole(256)

@@ -106,6 +106,11 @@ def largest_of(groups: Tensor) -> Tensor:
     return groups.amax(tuple(range(1, groups.dim())), keepdim=True)
 
 
+def least_of(groups: Tensor) -> Tensor:
+    """The least of each group (N, *sides), as (N, 1, ...)."""
+    return groups.amin(tuple(range(1, groups.dim())), keepdim=True)
+
+
 def by_rows(part: Tensor, x: Tensor) -> Tensor:
     """What is kept of N groups of ``x`` (..., F), (N, ...) with k numbers each, as (..., N / rows, k)."""
     rows = math.prod(x.shape[:-1])

@@ -1,7 +1,7 @@
 """Whole numbers of steps, a scale for each group of a row: int8, int6, int4.
 
-A group with infinities or NaNs has a negative scale. There the two outermost codes stand for the infinities and the
-code below them for NaN; finite values share the codes between. Other groups never see it.
+A group with infinities or NaNs has a negative scale. There the highest code stands for NaN, the next and the lowest for
+the infinities, and finite values share the codes between. Other groups never see it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from hilore_planner.passes.codecs.base import (
     is_wide_float,
     largest_divisor,
     largest_of,
+    least_of,
     scale_dtype,
     scale_of,
 )
 from hilore_planner.passes.codecs.packing import pack, unpack, words_of
 from hilore_planner.passes.codecs.rounding import (
     NOISE_BITS,
+    FixedPoint,
     dither,
-    fixed_point,
-    floating_point,
     starts_of,
     written_out,
 )
 
-_STEP = 1 << NOISE_BITS
+_SIGN = -(1 << 31)
+_SMALLEST_NORMAL = 0x00800000
+"""Bits of a float32 from the largest finite magnitude to infinity, and on to zero where they are turned."""
 
 
 def quantise(
@@ -45,22 +47,39 @@ def quantise(
 
     Shapes: groups (N, *sides) float32, of values that had ``dtype``; digits alike; scales (N, 1, ...).
     """
-    magnitude = groups.view(torch.int32) & MAGNITUDE
-    peak = largest_of(magnitude.masked_fill(magnitude >= INFINITE, 0))
-    is_marked = largest_of(magnitude) >= INFINITE
-    step = is_marked * (1 / (largest - 2) - 1 / largest) + 1 / largest
+    peak, is_marked = _extent(groups)
+    step = torch.where(is_marked, 1 / (largest - 2), 1 / largest)
     # Without its noise a value may be half a step beyond its code.
     room = largest / (largest + 0.5) if rounding == "stochastic" else 1.0
-    scales = scale_of(peak.view(torch.float32), step, dtype, room)
-    steps, zero = groups * scales.reciprocal(), largest + 1
+    scales = scale_of(peak, step, dtype, room)
+    # Where a scale is below what its group needs, at the very end of the range, codes are, too.
+    steps = groups * torch.maximum(scales, peak * step).reciprocal()
+    point, highest = _point(largest, rounding), 2 * largest + 1
+    raised = point.raised(steps)
+    ordinary = torch.minimum(
+        raised.view(torch.int32), point.whole(highest - is_marked.to(torch.int32))
+    )
+    fixed = torch.where(raised.isnan(), point.whole(highest), ordinary)
     if rounding == "stochastic":
-        noise = dither(starts_of(scales), groups.shape[1:])
-        raised = fixed_point(steps, NOISE_BITS) + (noise + zero * _STEP)
-        digits = raised.bitwise_right_shift(NOISE_BITS)
-    else:
-        digits = fixed_point(steps) + zero
-    digits = digits.clamp(1, 2 * largest + 1).masked_fill(magnitude > INFINITE, 0)
-    return digits, torch.where(is_marked, -scales, scales).to(scale_dtype(dtype))
+        fixed = fixed + dither(starts_of(scales), groups.shape[1:])
+        fixed = fixed.bitwise_right_shift(point.bits)
+    return fixed & highest, torch.where(is_marked, -scales, scales).to(scale_dtype(dtype))
+
+
+def _extent(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each group the largest finite magnitude, and whether there are others.
+
+    Magnitudes are compared as bits, turned by so much that those of what is not finite are least.
+    """
+    bits = groups.view(torch.int32) & MAGNITUDE
+    turned = (bits - INFINITE).bitwise_left_shift(1) ^ _SIGN
+    highest = (largest_of(turned) ^ _SIGN).bitwise_right_shift(1) & MAGNITUDE
+    peak = (highest - _SMALLEST_NORMAL).clamp_min(0).view(torch.float32)
+    return peak, least_of(turned) < _SIGN + 2 * _SMALLEST_NORMAL
+
+
+def _point(largest: int, rounding: Rounding) -> FixedPoint:
+    return FixedPoint(NOISE_BITS if rounding == "stochastic" else 0, largest + 1)
 
 
 def dequantise(
@@ -68,16 +87,18 @@ def dequantise(
 ) -> Tensor:
     """Inverse of ``quantise``: values of ``dtype``, from digits (..., G, g) int32 and scales (..., G, 1)."""
     kept = scales.to(torch.float32)
-    size, zero = kept.abs(), largest + 1
+    size, is_marked = kept.abs(), kept < 0
+    point = _point(largest, rounding)
+    fixed = point.whole(digits)
     if rounding == "stochastic":
+        # Half a step, less the noise: its bits flipped are what it lacks of a step, less the last.
         noise = dither(written_out(starts_of(size)), digits.shape[-1:])
-        raised = digits * _STEP + (_STEP // 2 - zero * _STEP)
-        steps, outermost = floating_point(raised - noise, NOISE_BITS), largest - 0.5
+        steps = point.back(fixed + (noise ^ ((1 << point.bits) - 1)), 0.5 - 2.0**-point.bits)
     else:
-        steps, outermost = floating_point(digits - zero), float(largest)
-    is_special = (kept < 0) & (steps.abs() >= outermost)
-    values = steps * size.masked_fill(is_special, math.inf)
-    return values.masked_fill(steps <= -outermost - 1, math.nan).to(dtype)
+        steps = point.back(fixed)
+    other = torch.where(steps > largest - 0.5, math.nan, math.inf)
+    is_other = is_marked & (steps.abs() > largest - 1.5)
+    return (steps * torch.where(is_other, other, size)).to(dtype)
 
 
 def _field(digits: Tensor, below: int, bits: int) -> Tensor:
