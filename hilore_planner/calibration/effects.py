@@ -119,18 +119,16 @@ class Effects:
         In half precision of twice its errors at least, in which classes are in proportion.
         """
         factor = self._lifted(kept, _PLACEMENT_ERROR)
-        if self._is_half:
+        if self.batch.is_half:
             factor = max(_DOUBLED, factor)
         share = self.share(kept, rebuilt, factor)
         if factor > 1 and share * factor**2 > LARGEST_TELLING:
             factor = max(1.0, math.sqrt(_LIFTED / share))
             share = self.share(kept, rebuilt, factor)
-        rounding = self._rounding_of(kept, rebuilt, factor) / factor**2 if self._is_half else 0.0
+        rounding = (
+            self._rounding_of(kept, rebuilt, factor) / factor**2 if self.batch.is_half else 0.0
+        )
         return share - rounding if share > 2 * rounding else 0.0
-
-    @property
-    def _is_half(self) -> bool:
-        return self.batch.dtype.itemsize == 2
 
     def _rounding_of(
         self, kept: Mapping[str, str], rebuilt: Collection[str], factor: float
@@ -148,7 +146,7 @@ class Effects:
 
     def _lifted(self, kept: Mapping[str, str], error: float) -> float:
         """The multiple of the copies' errors that stands out of rounding, none beyond a relative ``error``."""
-        if not self._is_half:
+        if not self.batch.is_half:
             return 1.0
         coarsest = max(codec_named(codec).relative_error for codec in kept.values())
         return max(1.0, error / coarsest)

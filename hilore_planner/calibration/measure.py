@@ -41,9 +41,10 @@ class MeasuredBatch:
         return self.squared_norm if self.weights is None else self.weights.total
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The gradient's; that of the first parameter where they differ."""
-        return next(iter(self.reference.values())).dtype
+    def is_half(self) -> bool:
+        """Whether activations are of half precision, some at least; adapters' gradients may be wider."""
+        values = (self.values[maker] for maker in self.interpreter.makers.values())
+        return any(value.dtype in (torch.bfloat16, torch.float16) for value in values)
 
     def share(self, changes: Mapping[str, Change]) -> float:
         """Squared relative error of the gradient under changes."""

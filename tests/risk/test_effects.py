@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
 
 from hilore_planner.calibration import effects
 from hilore_planner.calibration.effects import Effect, Effects
@@ -18,7 +17,7 @@ class FakeBatch:
     """Squared gradient error as a function of the multiple of a copy's error."""
 
     of_factor: Callable[[float], float]
-    dtype: torch.dtype = torch.float32
+    is_half: bool = False
     factors: list[float] = field(default_factory=list)
 
     def share(self, changes: dict[str, float]) -> float:
@@ -83,22 +82,20 @@ def test_what_matters_little_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
 
 def test_half_precision_is_tried_with_larger_errors_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """int8's error is magnified by 31, to 20%; less where that is out of proportion."""
-    found, batch = _effects(
-        monkeypatch, lambda f: 1e-3 * (f**2 + (f > 16) * f**4), dtype=torch.bfloat16
-    )
+    found, batch = _effects(monkeypatch, lambda f: 1e-3 * (f**2 + (f > 16) * f**4), is_half=True)
     effect = found.of_class({"u": "int8"})
     assert effect.is_proportional
     assert batch.factors == pytest.approx([30.77, 15.38, 7.69], abs=0.01)
     assert effect.factor == pytest.approx(15.38, abs=0.01)
     assert effect.share == pytest.approx(1e-3)
-    sharp, _ = _effects(monkeypatch, lambda f: 1e-3 * f**4, dtype=torch.bfloat16)
+    sharp, _ = _effects(monkeypatch, lambda f: 1e-3 * f**4, is_half=True)
     assert not sharp.of_class({"u": "int8"}).is_proportional
 
 
 def test_half_precision_is_magnified_as_far_as_it_is_known_to_be_in_proportion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, batch = _effects(monkeypatch, lambda f: 1e-3 * f**2, dtype=torch.bfloat16)
+    found, batch = _effects(monkeypatch, lambda f: 1e-3 * f**2, is_half=True)
     effect = found.of_class({"u": "fp8_e4m3"}, tested=3.0)
     assert effect.share == pytest.approx(1e-3)
     assert effect.factor == 3.0
@@ -108,26 +105,26 @@ def test_half_precision_is_magnified_as_far_as_it_is_known_to_be_in_proportion(
 
 def test_what_rounding_does_to_a_placement_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Told once a batch; what is less than rounding shows nothing."""
-    found, batch = _effects(monkeypatch, lambda f: 1e-5 * f**2 + 2e-5, dtype=torch.bfloat16)
+    found, batch = _effects(monkeypatch, lambda f: 1e-5 * f**2 + 2e-5, is_half=True)
     assert found.of_placement({"u": "int4"}, ()) == pytest.approx(1e-5)
     assert batch.factors == pytest.approx([2.0, 0.5])
     assert found.of_placement({"u": "int8"}, ()) == pytest.approx(1e-5)
     assert batch.factors == pytest.approx([2.0, 0.5, 7.69], abs=0.01)
-    hidden, _ = _effects(monkeypatch, lambda f: 1e-6 * f**2 + 2e-5, dtype=torch.bfloat16)
+    hidden, _ = _effects(monkeypatch, lambda f: 1e-6 * f**2 + 2e-5, is_half=True)
     assert hidden.of_placement({"u": "int4"}, ()) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("dtype", "codec", "factors"),
+    ("is_half", "codec", "factors"),
     [
-        (torch.float32, "int4", [1.0]),
-        (torch.bfloat16, "int4", [2.0, 0.5]),
-        (torch.bfloat16, "int8", [7.69, 1.92]),
+        (False, "int4", [1.0]),
+        (True, "int4", [2.0, 0.5]),
+        (True, "int8", [7.69, 1.92]),
     ],
 )
 def test_whole_placements_are_lifted_out_of_rounding(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, codec: str, factors: list[float]
+    monkeypatch: pytest.MonkeyPatch, is_half: bool, codec: str, factors: list[float]
 ) -> None:
-    found, batch = _effects(monkeypatch, lambda f: 1e-5 * f**2, dtype=dtype)
+    found, batch = _effects(monkeypatch, lambda f: 1e-5 * f**2, is_half=is_half)
     assert found.of_placement({"u": codec}, ()) == pytest.approx(1e-5)
     assert batch.factors == pytest.approx(factors, abs=0.01)
