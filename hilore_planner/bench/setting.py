@@ -78,6 +78,8 @@ SETTINGS = {
     for setting in (
         Setting("qwen2.5-0.5b", "qwen2.5-0.5b", 8, 512, 2048),
         Setting("qwen2.5-1.5b", "qwen2.5-1.5b", 4, 512, 2048),
+        Setting("qwen2.5-7b", "qwen2.5-7b", 4, 512, 2048),
+        Setting("qwen2.5-32b", "qwen2.5-32b", 4, 512, 2048),
         Setting("qwen2.5-0.5b-gsm8k", "qwen2.5-0.5b", 35, 256, 768, dead=22),
         Setting("tiny", "tiny", 4, 32, 96, dtype="float32"),
         Setting("qwen2.5-3b-lora16", "qwen2.5-3b", 4, 1024, 2048, lora=16),
