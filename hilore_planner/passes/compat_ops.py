@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from hilore_planner.passes.compat_cpp import start_function
+
 
 @functools.cache
 def held_after() -> Any:
@@ -16,10 +18,8 @@ def held_after() -> Any:
 
     Inductor lowers it to an ordering between two kernels and to nothing at run time. The value is then a buffer, laid
     out as in the graph: otherwise a view of it might need a copy. A value that a kernel older than the anchor's has
-    made already (a clone that Inductor leaves out) is not tied: that could close a circle.
-
-    On the CPU Inductor calls all loops between two library calls as one function, whose buffers are there from its
-    first loop to its last. A tied value starts a function of its own: what is read no more before it is gone by then.
+    made already (a clone that Inductor leaves out) is not tied: that could close a circle. On the CPU a tied value
+    starts a function of its own (see :mod:`compat_cpp`).
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -37,36 +37,13 @@ def held_after() -> Any:
         if not _is_only_joined(V.graph.current_node):
             _lay_out(value, V.graph.current_node.meta["val"])
         if isinstance(made, ir.Operation):
-            made.hilore_starts_function = True  # type: ignore[attr-defined]
+            start_function(made, V.graph.current_node)
         are_kernels = all(isinstance(kernel, ir.Operation) for kernel in (made, before))
         if are_kernels and _is_older(before, made):
             V.graph.additional_buffer_deps[made.get_operation_name()].add(before.get_name())
         return value
 
-    _end_functions_before_tied()
     return _lowered(torch.ops.hilore.held_after.default, lowering)
-
-
-def _end_functions_before_tied() -> None:
-    """Have Inductor's C++ backend end a function where the next loop makes a tied value.
-
-    Source: ``torch/_inductor/scheduler.py`` (``Scheduler._codegen`` asks ``ready_to_flush`` after each loop).
-    """
-    from torch._inductor.codegen.cpp import CppScheduling
-    from torch._inductor.virtualized import V
-
-    is_ready: Any = CppScheduling.ready_to_flush
-
-    def ready_to_flush(self: CppScheduling) -> bool:
-        scheduler: Any = V.graph.scheduler
-        place = scheduler.nodes.index(scheduler.current_node) + 1
-        following = [
-            node for each in scheduler.nodes[place : place + 1] for node in each.get_nodes()
-        ]
-        starts = any(getattr(node.node, "hilore_starts_function", False) for node in following)
-        return starts or is_ready(self)
-
-    CppScheduling.ready_to_flush = ready_to_flush  # type: ignore[method-assign]
 
 
 def used_by(node: Node) -> list[Node]:

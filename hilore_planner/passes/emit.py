@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.order import MADE
+from hilore_planner.passes.marks import MADE
 
 aten = torch.ops.aten
 

@@ -1,9 +1,9 @@
 """The kernels of a program before any are fused.
 
 A value stays in registers where only fusible work reads it and little is read to make it: whoever reads it makes it.
-Every other value is *realised*, by one kernel.
+On the CPU it must not take an exponential either, if several read it. Every other value is *realised*, by one kernel.
 
-Source: ``torch/_inductor/ir.py`` (``StorageBox.mark_reuse``).
+Source: ``torch/_inductor/ir.py`` (``StorageBox.should_realize_on_reuse``).
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch.fx import Node
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.ops import OpKind, is_reduction, tensor, work_readers
-from hilore_planner.passes.schedule import roofline_bytes
+from hilore_planner.passes.schedule import is_on_cpu, roofline_bytes
+
+aten = torch.ops.aten
 
 _READS_IN_REGISTERS = 4
 """A value that several read is made by each of them where it is made from no more than this many others."""
+_DEAR = frozenset({aten.exp.default, aten.sigmoid.default})
+"""What a CPU does once for all who read the result."""
 _FAR = 64
 """Kernels between two that are not fused."""
 
@@ -83,6 +88,8 @@ class Side:
     kernels: list[Kernel] = field(default_factory=list)
     registers: dict[int, Storages] = field(default_factory=dict)
     """What each value in registers is made from."""
+    dear: set[int] = field(default_factory=set)
+    """Those that take an exponential on the CPU."""
     makers: dict[int, Kernel] = field(default_factory=dict)
     outputs: dict[Node, Kernel] = field(default_factory=dict)
     """Multi-output ops."""
@@ -98,6 +105,8 @@ class Side:
             reads, key = self._reads(node), compat.storage_key(node)
             if key is not None and self._is_in_registers(node, reads, own):
                 self.registers[key] = reads
+                if self.is_dear(node):
+                    self.dear.add(key)
                 continue
             self._add(node, key, reads)
 
@@ -147,7 +156,16 @@ class Side:
             return False
         if any(self.kinds[reader] is OpKind.EXTERN for reader in readers):
             return False
-        return len(readers) < 2 or len(reads) <= _READS_IN_REGISTERS
+        if len(readers) < 2:
+            return True
+        return len(reads) <= _READS_IN_REGISTERS and not self.is_dear(node)
+
+    def is_dear(self, node: Node) -> bool:
+        """Whether making a value from what is in memory takes an exponential on the CPU."""
+        takes_one = node.target in _DEAR or any(
+            compat.storage_key(arg) in self.dear for arg in node.all_input_nodes
+        )
+        return takes_one and is_on_cpu(node)
 
     def _add(self, node: Node, key: int | None, reads: Storages) -> None:
         place = len(self.kernels)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from torch.fx import GraphModule, Node
 
+from hilore_planner.passes.marks import MADE
 from hilore_planner.passes.ops import OpKind, kind_of
-from hilore_planner.passes.order import MADE
 
 
 def lead_rebuilt(gm: GraphModule) -> int:

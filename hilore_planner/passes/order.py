@@ -5,8 +5,10 @@ before its first reader, but Inductor, which fuses kernels that read the same in
 work) up to a kernel far earlier, and moves a product whose result is added to something later down to that addition.
 Reductions that only the caller reads it puts off, and keeps what they read. Each written-out fusible value is therefore
 tied to the last kernel of its own before it, and each such kernel to what was written out since the one before it.
-A tie orders kernels; it moves no data. On the CPU it also ends the function before it, which would hold all that its
-loops read until the last of them is done. Where memory is plentiful nothing is tied: fusion across steps saves time.
+So are values made again that Inductor writes out for being dear to make (see ``kernels``): one kernel would else make
+all that are made of the same, also for steps that come much later. A tie orders kernels; it moves no data. On the CPU
+it also ends the function before it, which would hold all that its loops read until the last of them is done. Where
+memory is plentiful nothing is tied: fusion across steps saves time.
 """
 
 from __future__ import annotations
@@ -16,12 +18,10 @@ from collections.abc import Collection
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.ops import OpKind, kind_of, tensor, work_readers
-
-MADE = "hilore_made"
-"""Metadata key of nodes that rewriting made: rebuilt values, encoding, decoding."""
-PLACED = "hilore_placed"
-"""Metadata key of nodes that must be written out where they stand, wherever memory is short."""
+from hilore_planner.passes.kernels import Side
+from hilore_planner.passes.marks import MADE, PLACED
+from hilore_planner.passes.ops import OpKind, is_reduction, kind_of, tensor, work_readers
+from hilore_planner.passes.schedule import is_on_cpu
 
 
 def keep_order(gm: GraphModule, crowded: Collection[str]) -> int:
@@ -66,7 +66,7 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
     """
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
     steps, is_crowded = _steps(kinds), _is_crowded(kinds, crowded)
-    needs = _Needs(gm)
+    needs, dear = _Needs(gm), _dear(kinds)
     inputs = (n for n in gm.graph.nodes if n.op == "placeholder" and tensor(n) is not None)
     source = anchor = next(inputs, None)
     fence: Node | None = None
@@ -80,7 +80,8 @@ def _ties(gm: GraphModule, crowded: Collection[str]) -> list[tuple[Node, Node]]:
             continue  # the op's first output has tied it
         is_kernel = kind is OpKind.EXTERN or _is_output(node)
         is_placed = bool(node.meta.get(PLACED))
-        if not (is_kernel or is_placed or _is_written_out(node, kinds, steps)):
+        is_written = node in dear or _is_written_out(node, kinds, steps)
+        if not (is_kernel or is_placed or is_written):
             continue
         stays = is_crowded[node] or is_placed or bool(node.meta.get(MADE))
         if is_kernel:
@@ -150,6 +151,25 @@ def _is_written_out(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int
         kinds.get(reader) is not OpKind.FUSIBLE or steps[reader] != steps[node]
         for reader in work_readers(node, kinds)
     )
+
+
+def _dear(kinds: dict[Node, OpKind]) -> set[Node]:
+    """Values made again that Inductor writes out on the CPU, whichever step their readers are in."""
+    made = [node for node in kinds if node.meta.get(MADE) and is_on_cpu(node)]
+    if not made:
+        return set()
+
+    def is_returned(node: Node) -> bool:
+        return any(reader.op == "output" for reader in work_readers(node, kinds))
+
+    side = Side(list(kinds), kinds, is_returned, lambda _: False)
+    side.build()
+    return {
+        node
+        for node in made
+        if kinds[node] is OpKind.FUSIBLE and not is_reduction(node)
+        if side.is_dear(node) and compat.storage_key(node) not in side.registers
+    }
 
 
 def _is_added_later(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int]) -> bool:

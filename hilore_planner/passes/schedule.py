@@ -82,12 +82,17 @@ ON_GPU = "hilore_on_gpu"
 """Metadata key of a module whose graph is for a GPU, whatever device its values have."""
 
 
-def is_joined(node: Node) -> bool:
-    """Whether Inductor writes a value part by part into a buffer: what ``cat`` joins on the CPU."""
+def is_on_cpu(node: Node) -> bool:
+    """Whether a node's tensor is made by Inductor's C++ backend."""
     value, module = tensor(node), node.graph.owning_module
-    if value is None or op_name(node) != "cat" or value.device.type != "cpu":
+    if value is None or value.device.type != "cpu":
         return False
     return module is None or not module.meta.get(ON_GPU)
+
+
+def is_joined(node: Node) -> bool:
+    """Whether Inductor writes a value part by part into a buffer: what ``cat`` joins on the CPU."""
+    return op_name(node) == "cat" and is_on_cpu(node)
 
 
 def build_schedule(joint: JointGraph) -> Schedule:

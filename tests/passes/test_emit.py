@@ -7,7 +7,7 @@ from torch.fx import Interpreter
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import Codec, codec_named
 from hilore_planner.passes.emit import clone_node, inline
-from hilore_planner.passes.order import MADE
+from hilore_planner.passes.marks import MADE
 from hilore_planner.solvers import replay
 from tests.passes.joint import Traced, cut, trace_update
 from tests.passes.placements import place, prefer, problem_of

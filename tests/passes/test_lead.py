@@ -7,8 +7,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes.lead import lead_rebuilt
+from hilore_planner.passes.marks import MADE
 from hilore_planner.passes.ops import OpKind, kind_of
-from hilore_planner.passes.order import MADE
 from tests.passes.joint import Cut, Traced
 
 pytestmark = pytest.mark.compat

@@ -5,12 +5,17 @@ import torch
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
+from hilore_planner.passes.marks import MADE
 from hilore_planner.passes.ops import OpKind, kind_of
-from hilore_planner.passes.order import MADE, keep_order, sink_free
+from hilore_planner.passes.order import keep_order, sink_free
+from hilore_planner.passes.schedule import ON_GPU
 from tests.passes.joint import Cut, Traced, cut
 from tests.passes.placements import place, prefer, problem_of
+from tests.passes.programs import HandMade
 
 pytestmark = pytest.mark.compat
+
+aten = torch.ops.aten
 
 
 def _everything(gm: GraphModule) -> set[str]:
@@ -131,6 +136,28 @@ def test_where_memory_is_plentiful_less_is_tied(block: Traced) -> None:
 
     plentiful, short = stored(), stored()
     assert keep_order(plentiful, frozenset()) < keep_order(short, _everything(short))
+
+
+@pytest.mark.parametrize(
+    ("readers", "on_gpu", "ties"), [(2, False, 1), (1, False, 0), (2, True, 0)]
+)
+def test_what_is_dear_and_made_again_for_several_is_tied(
+    readers: int, on_gpu: bool, ties: int
+) -> None:
+    """On the CPU Inductor writes it out, though all who read it are fusible and in one step."""
+    hand = HandMade()
+    x = [hand.input(f"x{i}", 8, 8) for i in range(3)]
+    first = hand.call(aten.mm.default, x[0], x[1])
+    again = hand.call(aten.mul.Tensor, hand.call(aten.exp.default, x[2]), x[0])
+    for node in (again, *again.all_input_nodes[:1]):
+        node.meta[MADE] = True
+    read = [hand.call(aten.add.Tensor, again, value) for value in (first, x[1])[:readers]]
+    total = hand.call(aten.mul.Tensor, read[0], read[-1])
+    hand.graph.output((hand.call(aten.mm.default, total, x[1]),))
+    gm = GraphModule(torch.nn.Module(), hand.graph)
+    gm.meta[ON_GPU] = on_gpu
+    keep_order(gm, frozenset())
+    assert [tie.args for tie in _ties(gm)] == [(again, first)] * ties
 
 
 def _own_work(gm: GraphModule) -> list[Node]:

@@ -14,8 +14,8 @@ from hilore_planner.codec_names import KNOWN_CODECS
 from hilore_planner.errors import PlanFileError
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import codec_named
+from hilore_planner.passes.marks import MADE
 from hilore_planner.passes.ops import OpKind, kind_of, work_readers
-from hilore_planner.passes.order import MADE
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.passes.schedule import cut_steps
 from hilore_planner.solvers import replay

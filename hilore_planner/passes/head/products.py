@@ -17,7 +17,7 @@ from hilore_planner.passes.head.linear import is_zero
 from hilore_planner.passes.head.operands import value_args
 from hilore_planner.passes.head.reach import MATMULS
 from hilore_planner.passes.head.shapes import same, shape_of, tensor_of
-from hilore_planner.passes.order import PLACED
+from hilore_planner.passes.marks import PLACED
 
 aten = torch.ops.aten
 Widths = tuple[int, int]

@@ -29,7 +29,7 @@ from hilore_planner.passes.head.site import (
     mark_chunk_of_logits,
 )
 from hilore_planner.passes.head.slices import Bound, Chunk, Slicer
-from hilore_planner.passes.order import PLACED
+from hilore_planner.passes.marks import PLACED
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -1,0 +1,6 @@
+"""Metadata keys by which one pass tells a later one about a node."""
+
+MADE = "hilore_made"
+"""Nodes that rewriting made: rebuilt values, encoding, decoding."""
+PLACED = "hilore_placed"
+"""Nodes that must be written out where they stand, wherever memory is short."""
