@@ -9,7 +9,7 @@ others need not run what comes before their first change, as the head and later 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.units import RecoveryGraph
 
 Values = dict[Node, Any]
+Reads = Mapping[Node, Sequence[Node]]
 Change = Callable[[Tensor], Tensor] | Literal["recompute"]
 _LANDMARKS = 12
 """Places in a backward that others may start from."""
@@ -38,11 +39,13 @@ class JointInterpreter:
         joint: the graph.
         makers: nodes whose values the forward leaves, by unit name.
         at_hand: all nodes whose values the forward leaves.
+        reads: what each node reads; torch lists it anew for each question, and every pass asks of all.
     """
 
     joint: JointGraph
     makers: Mapping[str, Node]
     at_hand: frozenset[Node]
+    reads: Reads
 
     @classmethod
     def of(cls, graph: RecoveryGraph) -> JointInterpreter:
@@ -58,20 +61,19 @@ class JointInterpreter:
             or compat.storage_key(node) in outputs
             or (compat.is_getitem(node) and tensor(node) is None)
         )
-        return cls(joint, makers, frozenset((*makers.values(), *others)))
+        reads = {node: node.all_input_nodes for node in (*joint.forward, *joint.backward)}
+        return cls(joint, makers, frozenset((*makers.values(), *others)), reads)
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> Values:
         """Run the forward; returns the inputs and what is at hand in backward."""
         values: Values = dict(zip(self.joint.primals, inputs, strict=True))
         nodes = [node for node in self.joint.forward if not _writes_input(node)]
-        last = _last_uses(nodes, lambda node: node.all_input_nodes)
-        kept = self.at_hand | set(self.joint.primals)
+        done_with = _done_with(nodes, self.reads, self.at_hand | set(self.joint.primals))
         for node in nodes:
             values[node] = _run(node, values)
-            for used in {node, *node.all_input_nodes}:
-                if last.get(used, node) is node and used not in kept:
-                    del values[used]
+            for used in done_with[node]:
+                del values[used]
         return values
 
     @torch.no_grad()
@@ -79,7 +81,8 @@ class JointInterpreter:
         """Gradients of a scalar loss, by primals' indices; leaves in ``values`` where other backwards may start."""
         wanted = self._outputs()
         order = self._order(self._at_start(values), {}, wanted)
-        return dict(self._backward(values, {}, wanted, {}, landmarks(order, frozenset(wanted))))
+        kept = landmarks(order, self.reads, frozenset(wanted))
+        return dict(self._backward(values, {}, wanted, {}, kept))
 
     @torch.no_grad()
     def gradients(self, values: Values, changes: Changes) -> Iterator[tuple[int, Tensor]]:
@@ -109,7 +112,7 @@ class JointInterpreter:
         at_hand = self.at_hand - changed.keys()
         for node in (*self.joint.forward, *self.joint.backward):
             is_round_trip = changed.get(node, "recompute") != "recompute"
-            reads_altered = node not in at_hand and not found.isdisjoint(node.all_input_nodes)
+            reads_altered = node not in at_hand and not found.isdisjoint(self.reads[node])
             if is_round_trip or reads_altered:
                 found.add(node)
         return frozenset(found)
@@ -129,16 +132,15 @@ class JointInterpreter:
         env = values | {tangent: _one(tangent) for tangent in self.joint.tangents}
         fixed = self._at_start(values)
         order = self._order(fixed, changed, wanted)
-        last = _last_uses(order, lambda node: _reads(node, changed))
+        done_with = _done_with(order, self._reads(changed), fixed)
         for node in order:
             change = changed.get(node, "recompute")
             env[node] = _run(node, env) if change == "recompute" else _like(change, exact[node])
             if node in kept:
                 values[node] = env[node]
             yield from ((index, env[node]) for index in wanted.get(node, ()))
-            for used in {node, *_reads(node, changed)} - fixed:
-                if last.get(used, node) is node:
-                    del env[used]
+            for used in done_with[node]:
+                del env[used]
         done = set(order)
         for node, places in wanted.items():
             if node not in done:
@@ -148,17 +150,18 @@ class JointInterpreter:
         self, fixed: frozenset[Node], changed: Mapping[Node, Change], wanted: Iterable[Node]
     ) -> list[Node]:
         """Nodes to run: of the backward what is needed, and forward nodes right before their first reader."""
+        reads = self._reads(changed)
         needed = set(wanted)
         for node in reversed(self.joint.backward):
             if node in needed and node not in fixed:
-                needed.update(_reads(node, changed))
+                needed.update(reads[node])
         order: list[Node] = []
         done = set(fixed)
 
         def visit(node: Node) -> None:
             if node not in done:
                 done.add(node)
-                for argument in _reads(node, changed):
+                for argument in reads[node]:
                     visit(argument)
                 order.append(node)
 
@@ -167,15 +170,20 @@ class JointInterpreter:
                 visit(node)
         return order
 
+    def _reads(self, changed: Mapping[Node, Change]) -> Reads:
+        """What running a node in backward reads; a round trip reads the kept value alone."""
+        trips = (node for node, change in changed.items() if change != "recompute")
+        return {**self.reads, **dict.fromkeys(trips, ())}
 
-def landmarks(order: Sequence[Node], outputs: frozenset[Node]) -> frozenset[Node]:
+
+def landmarks(order: Sequence[Node], reads: Reads, outputs: frozenset[Node]) -> frozenset[Node]:
     """Values that a backward may start from: in each part of ``order``, those alive where fewest bytes are."""
-    last = _last_uses(order, lambda node: node.all_input_nodes)
+    done_with = _done_with(order, reads, frozenset())
     alive: set[Node] = set()
     places: list[tuple[float, frozenset[Node]]] = []
     for node in order:
         alive.add(node)
-        alive -= {used for used in (node, *node.all_input_nodes) if last.get(used, node) is node}
+        alive.difference_update(done_with[node])
         places.append((sum(map(_bytes, alive - outputs)), frozenset(alive)))
     size = -(-len(order) // _LANDMARKS) or 1
     parts = (places[start : start + size] for start in range(0, len(order), size))
@@ -187,12 +195,6 @@ def _bytes(node: Node) -> float:
     """Of a value; endless where it is no tensor, as of an operator with several."""
     value = tensor(node)
     return math.inf if value is None else float(value.numel() * value.element_size())
-
-
-def _reads(node: Node, changed: Mapping[Node, Change]) -> list[Node]:
-    """What running a node in backward reads; a round trip reads the kept value alone."""
-    is_round_trip = changed.get(node, "recompute") != "recompute"
-    return [] if is_round_trip else node.all_input_nodes
 
 
 def _run(node: Node, values: Mapping[Node, Any]) -> Any:
@@ -217,6 +219,16 @@ def _writes_input(node: Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def _last_uses(nodes: Iterable[Node], reads: Callable[[Node], Iterable[Node]]) -> dict[Node, Node]:
-    """By value, the last node that reads it."""
-    return {used: node for node in nodes for used in reads(node)}
+def _done_with(
+    nodes: Sequence[Node], reads: Reads, kept: Collection[Node]
+) -> dict[Node, list[Node]]:
+    """By node, the values that none after it reads, without those that are ``kept``."""
+    last: dict[Node, Node] = {}
+    for node in nodes:
+        last[node] = node
+        last.update(dict.fromkeys(reads[node], node))
+    found: dict[Node, list[Node]] = {node: [] for node in nodes}
+    for used, node in last.items():
+        if used not in kept:
+            found[node].append(used)
+    return found

@@ -33,7 +33,7 @@ class MeasuredBatch:
     def __post_init__(self) -> None:
         self.values = self.interpreter.forward(self.inputs)
         self.reference = self.interpreter.reference(self.values)
-        self.squared_norm = _sum(map(_square, self.reference.values()))
+        self.squared_norm = _squared_norm(self.reference.values())
 
     @property
     def exposed(self) -> float:
@@ -49,8 +49,8 @@ class MeasuredBatch:
     def share(self, changes: Mapping[str, Change]) -> float:
         """Squared relative error of the gradient under changes."""
         gradients = self.interpreter.gradients(self.values, changes)
-        moved = (_square(gradient - self.reference[index]) for index, gradient in gradients)
-        return _sum(moved) / self.squared_norm
+        moved = (gradient - self.reference[index] for index, gradient in gradients)
+        return _squared_norm(moved) / self.squared_norm
 
     def error(self, unit: RecoveryUnit, codec: Codec) -> float:
         """Squared relative error of a unit's value kept by a codec."""
@@ -77,15 +77,7 @@ def change_by(codec: Codec, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
     return change
 
 
-def _square(gradient: Tensor) -> Tensor:
-    """Squared norm in fp32, read once: gradients are the largest of what a pass reads."""
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-    return norm.double().square()
-
-
-def _sum(scalars: Iterable[Tensor]) -> float:
-    """Summed on the device, read once."""
-    total: Tensor | None = None
-    for scalar in scalars:
-        total = scalar.double() if total is None else total + scalar.double()
-    return 0.0 if total is None else float(total)
+def _squared_norm(tensors: Iterable[Tensor]) -> float:
+    """Of all together. Each is read once, in fp32: gradients are the largest of what a pass reads."""
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
+    return float(torch.stack(norms).double().square().sum()) if norms else 0.0
