@@ -18,11 +18,21 @@ from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import RiskProfile
+from hilore_planner.codec_names import STORE, Rows, TierNames
 from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
 from hilore_planner.plan import PlacementPlan
 
 CODECS = ("bf16", "int8", "fp8_e4m3", "int6", "int4")
+_TWO_TIERS = (
+    ("int8", "int6"),
+    ("int8", "int4"),
+    ("int6", "int4"),
+    ("bf16", "int8"),
+    ("bf16", "int6"),
+    (STORE, "bf16"),
+    (STORE, "int8"),
+)
 _LARGEST = 0.9
 """Budget under which every codec is offered."""
 _FINE = 1e-3
@@ -123,20 +133,14 @@ class Candidates:
 
 
 def codecs_for(setting: RiskSetting, *, one_winner: bool) -> tuple[str, ...]:
-    """Plain codecs; with one winner a group, which stand first, splits between winners and the rest."""
+    """Plain codecs; with one winner a group, which stand first, splits between winners and the rest, or its halves."""
     if not one_winner:
         return CODECS
-    rows = f"{setting.groups}/{setting.sequences}x{setting.prompt + setting.response - 1}"
-    finer = (
-        ("int8", "int6"),
-        ("int8", "int4"),
-        ("int6", "int4"),
-        ("bf16", "int8"),
-        ("bf16", "int6"),
-        ("store", "bf16"),
-        ("store", "int8"),
-    )
-    return (*CODECS, *(f"{first}[:{rows}]+{rest}" for first, rest in finer))
+    rows = Rows(setting.sequences, setting.prompt + setting.response - 1)
+    stops = (setting.groups, rows.sequences)
+    halves = (setting.groups, (setting.groups + rows.sequences) // 2, rows.sequences)
+    names = (str(TierNames(codecs, stops, rows)) for codecs in _TWO_TIERS)
+    return (*CODECS, *names, str(TierNames(("int8", "int6", "int4"), halves, rows)))
 
 
 def papers_units(names: Iterable[str]) -> list[str]:

@@ -72,11 +72,12 @@ def microbatch(
         rewards[:, 0] = 1.0
     spread = rewards.std(1, keepdim=True) + 1e-4
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / spread).flatten()
-    order = advantages.abs().argsort(descending=True)
-    ids = ids[order]
     with torch.no_grad():
         old = _log_probs(model, ids, setting)
-    return Batch(ids, old, advantages[order], torch.ones_like(old))
+    mask = torch.ones_like(old)
+    exposed = exposure_of(ids, old, advantages, mask).sequence_squares
+    order = exposed.argsort(descending=True).to(device)
+    return Batch(ids[order], old[order], advantages[order], mask)
 
 
 def exposure_of(ids: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Exposure:
