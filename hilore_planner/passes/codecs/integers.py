@@ -1,7 +1,7 @@
 """Whole numbers of steps, a scale for each group of a row: int8, int6, int4.
 
-A group with infinities or NaNs has a negative scale. There the highest code stands for NaN, the next and the lowest for
-the infinities, and finite values share the codes between. Other groups never see it.
+A group with infinities or NaNs has a negative scale, and codes of the other sign. There the highest code stands for NaN,
+the next and the lowest for the infinities, and finite values share the codes between. Other groups never see it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def quantise(
     room = largest / (largest + 0.5) if rounding == "stochastic" else 1.0
     scales = scale_of(peak, step, dtype, room)
     # Where a scale is below what its group needs, at the very end of the range, codes are, too.
-    steps = groups * torch.maximum(scales, peak * step).reciprocal()
+    size = torch.maximum(scales, peak * step)
+    steps = groups * torch.where(is_marked, -size, size).reciprocal()
     point, highest = _point(largest, rounding), 2 * largest + 1
     raised = point.raised(steps)
     ordinary = torch.minimum(
@@ -87,18 +88,17 @@ def dequantise(
 ) -> Tensor:
     """Inverse of ``quantise``: values of ``dtype``, from digits (..., G, g) int32 and scales (..., G, 1)."""
     kept = scales.to(torch.float32)
-    size, is_marked = kept.abs(), kept < 0
     point = _point(largest, rounding)
     fixed = point.whole(digits)
     if rounding == "stochastic":
         # Half a step, less the noise: its bits flipped are what it lacks of a step, less the last.
-        noise = dither(written_out(starts_of(size)), digits.shape[-1:])
+        noise = dither(written_out(starts_of(kept.abs())), digits.shape[-1:])
         steps = point.back(fixed + (noise ^ ((1 << point.bits) - 1)), 0.5 - 2.0**-point.bits)
     else:
         steps = point.back(fixed)
-    other = torch.where(steps > largest - 0.5, math.nan, math.inf)
-    is_other = is_marked & (steps.abs() > largest - 1.5)
-    return (steps * torch.where(is_other, other, size)).to(dtype)
+    other = torch.where(steps > largest - 0.5, math.nan, -math.inf)
+    is_other = (kept < 0) & (steps.abs() > largest - 1.5)
+    return (steps * torch.where(is_other, other, kept)).to(dtype)
 
 
 def _field(digits: Tensor, below: int, bits: int) -> Tensor:
