@@ -1,7 +1,7 @@
 """Whole numbers of steps, a scale for each group of a row: int8, int6, int4.
 
-A group with infinities or NaNs has a negative scale, and codes of the other sign. There the highest code stands for NaN,
-the next and the lowest for the infinities, and finite values share the codes between. Other groups never see it.
+A group with infinities or NaNs has a negative scale, and codes of the other sign. There the highest code stands for
+NaN, the next and the lowest for the infinities, and finite values share the codes between. Other groups never see it.
 """
 
 from __future__ import annotations
