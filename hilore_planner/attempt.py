@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hilore_planner.attribution import PricedStep
 from hilore_planner.correction import Aim
+from hilore_planner.crowding import crowded_positions
 from hilore_planner.partitioner import Modules
 from hilore_planner.peak.step import StepPeak
 from hilore_planner.plan import PlacementPlan
@@ -92,9 +93,11 @@ def corrected(aim: Aim, last: Attempt) -> Aim:
 
 def is_repeated(tried: Sequence[Attempt]) -> bool:
     """Whether the last plan is one of those before: there is no more to learn."""
-    plans = [
-        (attempt.plan.solution.placement, attempt.plan.ordered_above_bytes)
-        for attempt in tried
-        if attempt.plan is not None
-    ]
-    return plans[-1] in plans[:-1]
+    *before, last = [_decisions(attempt.plan) for attempt in tried if attempt.plan is not None]
+    return last in before
+
+
+def _decisions(plan: PlacementPlan) -> tuple[Mapping[str, str], frozenset[int]]:
+    """All that compiled code depends on: the placement, and which steps keep their order."""
+    placement = plan.solution.placement
+    return placement, crowded_positions(plan.problem, placement, plan.ordered_above_bytes)

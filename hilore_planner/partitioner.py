@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from hilore_planner.crowding import crowded_positions
 from hilore_planner.errors import HiloreError
 from hilore_planner.head_decision import HeadOption, HeadTrial, copied, decide_head
 from hilore_planner.head_plan import HeadPlan, Totals
@@ -27,7 +28,6 @@ from hilore_planner.passes.order import keep_order, sink_free
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.passes.tables import write_tables
 from hilore_planner.planning import PlannedRegion
-from hilore_planner.solvers import replay
 from hilore_planner.uncollected import uncollected
 
 Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
@@ -226,14 +226,9 @@ def prepare(
 
 def crowded_nodes(planned: PlannedRegion) -> frozenset[str]:
     """Names of the nodes in steps that must keep their place."""
-    plan, schedule = planned.plan, planned.graph.schedule
-    figures = replay(plan.problem, plan.solution.placement)
-    return frozenset(
-        node.name
-        for step, size in zip(schedule.steps, figures.position_bytes, strict=True)
-        if size > plan.ordered_above_bytes
-        for node in step
-    )
+    plan, steps = planned.plan, planned.graph.schedule.steps
+    crowded = crowded_positions(plan.problem, plan.solution.placement, plan.ordered_above_bytes)
+    return frozenset(node.name for position in crowded for node in steps[position])
 
 
 def unplannable(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hilore_planner.attempt import Attempt
+from hilore_planner.attempt import Attempt, is_repeated
 from hilore_planner.compiling import RegionCompiler
 from hilore_planner.correction import Aim, Correction, settled
 from hilore_planner.errors import InfeasibleError
@@ -124,6 +124,16 @@ def test_a_corrected_estimate_comes_before_every_step_is_tied(kept: KeptPlans) -
     compiler = _compiler(kept, 98 * MIB, loose=[110 * MIB, 101 * MIB], strict=[97 * MIB])
     assert compiler.run().peak_bytes == 97 * MIB
     assert ["-loose-" in key for key in compiler.asked] == [True, True, False]
+
+
+def test_plans_that_keep_the_same_steps_in_order_compile_to_the_same() -> None:
+    def attempt(above_bytes: int) -> Attempt:
+        return Attempt(lambda: None, replace(PLAN, ordered_above_bytes=above_bytes))
+
+    low, high = sorted({*replay(PLAN.problem, PLAN.solution.placement).position_bytes})[:2]
+    assert is_repeated([attempt(low), attempt(high - 1)])
+    assert not is_repeated([attempt(low), attempt(high)])
+    assert not is_repeated([attempt(low)])
 
 
 def test_a_refusal_names_the_least_peak_ever_compiled(kept: KeptPlans) -> None:
