@@ -21,6 +21,7 @@ _STEADY_SECONDS = 0.5
 """How long a GPU works before what it launches is timed: until its clock has settled under the power limit."""
 NAMED_KERNELS = {"cpp.enable_kernel_profile": True}
 """Inductor's setting that shows the profiler which of its kernels runs; on CUDA it always does."""
+_RUNTIME = re.compile(r"^cu(da)?[A-Z]")
 _LAST = "hilore: last run"
 _CALL = re.compile(r"^(triton_|(graph_\d+_)?cpp_|aten::|extern_kernels|hilore::|cudnn)")
 
@@ -94,10 +95,21 @@ def _launches(events: list[Any], *, is_timed_on_host: bool) -> Iterator[Launch]:
     for event in sorted(events, key=lambda e: e.time_range.start):
         if not _CALL.match(event.name) or _is_within_call(event):
             continue
-        time_us = event.cpu_time_total if is_timed_on_host else event.device_time_total
+        time_us = event.cpu_time_total if is_timed_on_host else _device_us(event)
         if time_us > 0:
             shapes = tuple(tuple(shape) for shape in event.input_shapes or () if shape)
             yield Launch(event.name.removeprefix("aten::"), shapes, round(1e3 * time_us))
+
+
+def _device_us(event: Any) -> float:
+    """Of the kernels that a call started, each once.
+
+    The profiler numbers operators and calls of CUDA's runtime apart, and takes a runtime call for the operator of the
+    same number: its kernels are another's, mostly those of the operator around it.
+    """
+    own_us = sum(float(kernel.duration) for kernel in event.kernels)
+    inside = (child for child in event.cpu_children if not _RUNTIME.match(child.name))
+    return own_us + sum(map(_device_us, inside))
 
 
 def _is_within_call(event: Any) -> bool:

@@ -18,6 +18,7 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.fusion import Fusion, fuse
 from hilore_planner.passes.ops import OpKind, is_reduction, kind_of, tensor, work_readers
 from hilore_planner.passes.schedule import roofline_bytes
+from hilore_planner.passes.tables import is_table
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 
 aten = torch.ops.aten
@@ -98,9 +99,11 @@ class Chains:
         self._graph = graph
         self._forward = frozenset(graph.joint.forward)
         self._kinds = graph.schedule.kinds
-        self._in_memory = graph.joint.held_storages() | _keys(u.maker for u in graph.units.values())
+        tables = list(filter(is_table, graph.joint.forward))  # whoever makes them writes them out
+        makers = (unit.maker for unit in graph.units.values())
+        self._in_memory = graph.joint.held_storages() | _keys((*makers, *tables))
         results = (*graph.joint.forward_outputs, *graph.joint.backward_outputs)
-        self._given = _keys(node for node in results if node is not None)
+        self._given = _keys(node for node in (*results, *tables) if node is not None)
         forward, self._backward = self._sides()
         self.pieces = (*self._pieces_of(forward), *self._pieces_of(self._backward))
         """All that runs, every unit that backward reads being stored.

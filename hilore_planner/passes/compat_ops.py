@@ -11,6 +11,9 @@ from torch.fx import Node
 
 from hilore_planner.passes.compat_cpp import start_function
 
+_WRITTEN_OUT = "inductor_realize_to_strides"
+"""Inductor's mark of a node whose value is written to memory."""
+
 
 @functools.cache
 def held_after() -> Any:
@@ -53,7 +56,12 @@ def used_by(node: Node) -> list[Node]:
 
 def write_out(node: Node) -> None:
     """Have Inductor write a value to memory as it lies in the graph, whoever reads it."""
-    node.meta["inductor_realize_to_strides"] = True
+    node.meta[_WRITTEN_OUT] = True
+
+
+def is_written_out(node: Node) -> bool:
+    """Whether :func:`write_out` was called for it."""
+    return _WRITTEN_OUT in node.meta
 
 
 @functools.cache

@@ -152,7 +152,7 @@ class Side:
         if self.is_loose(node):
             return True
         readers = [reader for reader in work_readers(node, self.kinds) if reader in own]
-        if self.is_kept(node) or is_reduction(node):
+        if self.is_kept(node) or is_reduction(node) or compat.is_written_out(node):
             return False
         if any(self.kinds[reader] is OpKind.EXTERN for reader in readers):
             return False

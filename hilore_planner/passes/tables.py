@@ -28,7 +28,7 @@ def write_tables(gm: GraphModule) -> int:
     They are written as they were made in registers: no bit of what is made from them changes. A backward that makes
     them again for every step has them made for the first, and kept.
     """
-    found = [node for node in gm.graph.nodes if node.target in _COSTLY and _is_table(node)]
+    found = [node for node in gm.graph.nodes if is_table(node)]
     if not found:
         return 0
     numbers, tables = _numbered(gm), dict[int, Node]()
@@ -61,9 +61,12 @@ def _with(numbers: dict[Node, int], node: Node) -> tuple[Any, ...]:
     return torch.fx.map_arg((node.args, node.kwargs), lambda arg: f"%{numbers[arg]}")
 
 
-def _is_table(node: Node) -> bool:
+def is_table(node: Node) -> bool:
+    """Whether a value is dear to make and read for many numbers each."""
     value = tensor(node)
-    return value is not None and _largest_made(node) >= _TIMES * _numel(value)
+    if node.target not in _COSTLY or value is None:
+        return False
+    return _largest_made(node) >= _TIMES * _numel(value)
 
 
 def _largest_made(node: Node) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 import hilore_planner
 from hilore_planner.attribution import LAUNCHES, STEPS, read_launches, read_steps
 from hilore_planner.backend import hilore as backend
-from hilore_planner.profiling import NAMED_KERNELS
+from hilore_planner.profiling import NAMED_KERNELS, _device_us
 from tests.command_line import Run, runner
 from tests.passes.programs import Block, seeded
 
@@ -55,3 +56,16 @@ def test_a_profiled_update_is_compared_with_its_plan(hilore: Run, tmp_path: Path
     (dump / LAUNCHES).write_text("[{}]")
     assert f"{LAUNCHES} is damaged" in hilore("explain", plan, "--profile", dump).err
     assert f"has no {STEPS}" in hilore("explain", plan, "--profile", tmp_path / "none").err
+
+
+def test_a_kernel_counts_once_though_a_runtime_call_has_its_operators_number() -> None:
+    def event(name: str, *kernels_us: float, children: tuple[Any, ...] = ()) -> Any:
+        kernels = [SimpleNamespace(duration=us) for us in kernels_us]
+        return SimpleNamespace(name=name, kernels=kernels, cpu_children=children)
+
+    launch = event("cudaLaunchKernelExC", 400.0)
+    product = event("aten::mm", 380.0, 20.0, children=(launch,))
+    assert _device_us(product) == 400.0
+    assert (
+        _device_us(event("aten::linear", children=(product, event("cuLaunchKernel", 7.0)))) == 400.0
+    )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hilore_planner.passes import compat
+from hilore_planner.passes.chains import Chain, pieces
 from hilore_planner.passes.tables import write_tables
 from hilore_planner.peak import capture_wrappers
 
@@ -76,3 +77,20 @@ def test_only_what_many_numbers_are_made_of_is_written_out() -> None:
     assert write_tables(gm) == 1
     (written,) = (n for n in gm.graph.nodes if n.meta.get("inductor_realize_to_strides"))
     assert written.target is torch.ops.aten.cos.default
+
+
+def test_a_table_is_read_from_memory_by_whoever_makes_values_again_of_it() -> None:
+    def turned(x: torch.Tensor, angles: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        heads = x * angles.cos()
+        return (heads.exp() * 2).sum(), heads
+
+    inputs = (torch.randn(8, 4, 8), torch.randn(4, 8))
+    gm = compat.trace(turned, inputs)
+    (before,) = (piece for piece in pieces(gm) if isinstance(piece, Chain))
+    assert write_tables(gm) == 1
+    made, after = (piece for piece in pieces(gm) if isinstance(piece, Chain))
+    cosine = made.nodes[-1]
+    assert cosine.target is torch.ops.aten.cos.default
+    assert cosine in before.nodes
+    assert cosine in after.inputs
+    assert cosine not in after.nodes
