@@ -22,9 +22,10 @@ from hilore_planner.codec_names import STORE, Rows, TierNames
 from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
 from hilore_planner.plan import PlacementPlan
+from hilore_planner.solvers.problem import CompressedForm, Unit, compress_action
 
 CODECS = ("bf16", "int8", "fp8_e4m3", "int6", "int4")
-_TWO_TIERS = (
+_TIERS = (
     ("int8", "int6"),
     ("int8", "int4"),
     ("int6", "int4"),
@@ -32,6 +33,9 @@ _TWO_TIERS = (
     ("bf16", "int6"),
     (STORE, "bf16"),
     (STORE, "int8"),
+    ("int8", "int6", "int4"),
+    ("bf16", "int8", "int6"),
+    (STORE, "bf16", "int8"),
 )
 _LARGEST = 0.9
 """Budget under which every codec is offered."""
@@ -105,8 +109,12 @@ class Candidates:
     def split(
         self, names: Iterable[str], codecs: Sequence[str], budget_bytes: int
     ) -> dict[str, str]:
-        """The best codecs for some units within a budget."""
-        return allocate(forms_of(self.roomy, list(names), codecs), budget_bytes)
+        """The codecs for some units that have least error on a typical batch within a budget."""
+
+        def typical(unit: Unit, form: CompressedForm) -> float:
+            return self.model.typical({unit.name: compress_action(form.codec)})
+
+        return allocate(forms_of(self.roomy, list(names), codecs, typical), budget_bytes)
 
     def spread(self, names: Iterable[str], codecs: Sequence[str], error: float) -> PlacementPlan:
         """As few bytes as ``codecs`` need for some units, with a typical gradient error up to ``error``."""
@@ -137,10 +145,9 @@ def codecs_for(setting: RiskSetting, *, one_winner: bool) -> tuple[str, ...]:
     if not one_winner:
         return CODECS
     rows = Rows(setting.sequences, setting.prompt + setting.response - 1)
-    stops = (setting.groups, rows.sequences)
-    halves = (setting.groups, (setting.groups + rows.sequences) // 2, rows.sequences)
-    names = (str(TierNames(codecs, stops, rows)) for codecs in _TWO_TIERS)
-    return (*CODECS, *names, str(TierNames(("int8", "int6", "int4"), halves, rows)))
+    winners, rest = setting.groups, rows.sequences
+    stops = {2: (winners, rest), 3: (winners, (winners + rest) // 2, rest)}
+    return (*CODECS, *(str(TierNames(codecs, stops[len(codecs)], rows)) for codecs in _TIERS))
 
 
 def papers_units(names: Iterable[str]) -> list[str]:

@@ -38,7 +38,7 @@ from hilore_planner.plan import PlacementPlan
 
 BUDGET = 0.015
 """What the paper accepted."""
-SPREAD_LEVELS = ("int8", "int6")
+SPREAD_LEVELS = ("bf16", "int8")
 """Codecs whose bytes are spread among units, and among their sequences."""
 _HELD_OUT = 10_000
 """First seed of microbatches that no calibration saw."""
