@@ -17,7 +17,7 @@ from hilore_planner.errors import PlanFileError
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import Codec, codec_for
 from hilore_planner.passes.emit import Traces, clone_node, inline
-from hilore_planner.passes.ops import OpKind
+from hilore_planner.passes.ops import OpKind, tensor, work_readers
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import kept_codec
 
@@ -132,6 +132,8 @@ class Rewriter:
             if name is None:
                 continue
             codec = self._codec(node, name)
+            if self._is_read_later(node):
+                compat.write_out(node)
             with self._fx.inserting_before(node.next):
                 parts = inline(
                     self._fx,
@@ -143,6 +145,31 @@ class Rewriter:
                 )
             self._copies[node] = codec, parts
             self.saved |= dict.fromkeys(parts)
+
+    def _is_read_later(self, node: Node) -> bool:
+        """Whether fusible work of a later step reads a value made of several as large: stored, it would be in memory.
+
+        Kept as a copy it need not be, and whoever reads a residual stream would make it again from all its parts.
+        """
+        schedule, kinds = self._graph.schedule, self._graph.schedule.kinds
+        step = schedule.step_of.get(node)
+        readers = [user for user in work_readers(node, kinds) if user in self._forward]
+        if kinds[node] is not OpKind.FUSIBLE or all(
+            kinds[user] is OpKind.EXTERN or schedule.step_of[user] == step for user in readers
+        ):
+            return False
+        size, found = compat.hint(node.meta["val"].numel()), set[int | None]()
+        stack, seen = list(node.all_input_nodes), {node}
+        while stack and len(found) < 2:
+            part = stack.pop()
+            value = tensor(part)
+            if part in seen or value is None or compat.hint(value.numel()) < size:
+                continue
+            seen.add(part)
+            is_made = kinds.get(part, OpKind.EXTERN) is OpKind.EXTERN or compat.is_written_out(part)
+            found |= {compat.storage_key(part)} if is_made else set()
+            stack += [] if is_made else part.all_input_nodes
+        return len(found) > 1
 
     def _make_twin(self, node: Node, action: str) -> Node:
         """The value backward reads in place of a forward node."""

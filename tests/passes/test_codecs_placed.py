@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import rounding_for
 from hilore_planner.solvers import replay, solve
 from tests.passes.joint import Traced, cut, trace_update
@@ -35,6 +36,7 @@ class Weighted(nn.Module):
     """Normalise, gate and project [16, 8, 64]; the last four sequences do not reach the loss."""
 
     weights: torch.Tensor
+    layers = 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class Weighted(nn.Module):
         self.register_buffer("weights", weights)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(2):
+        for _ in range(self.layers):
             gate, value = self.up(self.norm(x)).chunk(2, -1)
             x = x + self.down(F.silu(gate) * value)
         out: torch.Tensor = (x.square() * self.weights).mean()
@@ -174,3 +176,21 @@ def test_what_is_divided_by_is_never_dropped(power: float, is_dropped: bool) -> 
     placement = place(problem_of(graph, codecs=[codec]), prefer(f"compress:{codec}", "store"))
     assert (codec in placement["down:addmm"]) == is_dropped
     _same(traced, cut(graph, placement).run(traced)[1])
+
+
+class Deep(Weighted):
+    """The same with another layer."""
+
+    layers = 3
+
+
+def test_a_residual_stream_that_is_kept_as_copies_is_written_all_the_same() -> None:
+    """Else each of its readers would make it from all that was ever added to it."""
+
+    def written(action: str) -> list[str]:
+        graph = _traced(Deep, 16, 8, 64).units()
+        halves = cut(graph, place(problem_of(graph), prefer(action)))
+        return [node.name for node in halves.forward.graph.nodes if compat.is_written_out(node)]
+
+    assert written("compress:int8") == ["add_5"]
+    assert written("store") == written("recompute") == []
