@@ -24,6 +24,7 @@ from hilore_planner.errors import OptionError
 from hilore_planner.grpo.exposure import Exposure
 from hilore_planner.options import Options
 from hilore_planner.partitioner import CutSettings
+from hilore_planner.uncollected import uncollected
 
 Batch = Sequence[Any]
 ExposureOf = Callable[[Batch], Exposure]
@@ -68,7 +69,8 @@ def calibrate(
         for index, batch in enumerate(batches):
             steps.say(f"batch {index + 1}")
             if captured is None or sampling is None:
-                captured = CapturedUpdate.of(update, batch, settings)
+                with uncollected():
+                    captured = CapturedUpdate.of(update, batch, settings)
                 sampling = Sampling.of(captured.graph, read.codecs, depth_buckets, steps)
             inputs = captured.inputs(batch)
             weights = None if exposure is None else SequenceWeights.of(exposure(batch))

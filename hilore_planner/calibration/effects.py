@@ -58,11 +58,11 @@ class Effects:
 
     graph: RecoveryGraph
     batch: MeasuredBatch
+    rounding: float | None = None
+    """Squared gradient error of rounding alone in half precision; None: not known yet."""
     _known: dict[tuple[frozenset[tuple[str, str]], frozenset[str], float], float] = field(
         default_factory=dict
     )
-    _rounding: float | None = None
-    """Squared gradient error of rounding alone, in half precision."""
 
     def share(
         self, kept: Mapping[str, str], rebuilt: Iterable[str] = (), factor: float = 1.0
@@ -137,12 +137,12 @@ class Effects:
 
         Told from one placement, with its errors at two multiples.
         """
-        if self._rounding is None:
+        if self.rounding is None:
             finer = factor / _FINER
             all_of_it = self.share(kept, rebuilt, factor) * factor**2
             less = self.share(kept, rebuilt, finer) * finer**2
-            self._rounding = max(0.0, (_FINER**2 * less - all_of_it) / (_FINER**2 - 1))
-        return self._rounding
+            self.rounding = max(0.0, (_FINER**2 * less - all_of_it) / (_FINER**2 - 1))
+        return self.rounding
 
     def _lifted(self, kept: Mapping[str, str], error: float) -> float:
         """The multiple of the copies' errors that stands out of rounding, none beyond a relative ``error``."""

@@ -20,14 +20,15 @@ from hilore_planner.calibration.classes import (
 from hilore_planner.calibration.effects import Effect, Effects
 from hilore_planner.calibration.estimate import fitted_risks, observations, summed_risks
 from hilore_planner.calibration.interpret import JointInterpreter
+from hilore_planner.calibration.ladders import coarsest_first, families, plain_codecs
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import family
 from hilore_planner.calibration.progress import Steps
 from hilore_planner.calibration.trials import Offers, Trial, draw_placement, is_telling, offers_of
-from hilore_planner.codec_names import DROP, STORE, read_tiers
+from hilore_planner.codec_names import read_tiers
 from hilore_planner.errors import OptionError
-from hilore_planner.passes.codecs import Codec, codec_named, offered_codec
+from hilore_planner.passes.codecs import Codec, offered_codec
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import kept_codec
 
@@ -71,6 +72,8 @@ class Sampling:
     shares: list[list[float]] = field(default_factory=list)
     """Of each batch's squared exposure."""
     batches: int = 0
+    rounding: float | None = None
+    """Squared error of the gradient by rounding alone, for each unit of squared exposure, in half precision."""
     erratic: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Codecs whose errors act out of proportion, by class's identity."""
 
@@ -86,15 +89,12 @@ class Sampling:
             raise OptionError(
                 f"option codecs is {list(names)}; accepted here: at least one that loses something"
             )
-        families: dict[str, list[str]] = defaultdict(list)
-        for name in _coarsest_first(plain):
-            families[family(name)].append(name)
         tiers = tuple(name for name in dict.fromkeys(names) if read_tiers(name) is not None)
         kept = kept_classes(graph, buckets)
         return cls(
             graph,
             (*plain, *tiers),
-            (*map(tuple, families.values()), *((name,) for name in tiers)),
+            (*families(plain), *((name,) for name in tiers)),
             kept,
             {unit.name: id(one) for one in kept for unit in one.units},
             rebuilt_classes(graph, buckets),
@@ -118,7 +118,10 @@ class Sampling:
         self.norms.append((batch.squared_norm, batch.exposed))
         if batch.weights is not None:
             self.shares.append(batch.weights.shares)
-        effects = Effects(self.graph, batch)
+        norm = batch.squared_norm / batch.exposed
+        effects = Effects(
+            self.graph, batch, None if self.rounding is None else self.rounding / norm
+        )
         if is_perturbed:
             kept, rebuilt = (sum(map(_is_read, of)) for of in (self.kept, self.rebuilt))
             self.steps.more(kept + rebuilt)
@@ -133,6 +136,8 @@ class Sampling:
         offers = offers_of(model, self.spared_bytes)
         for _ in range(_TRIALS):
             self._try(effects, model, offers)
+        if effects.rounding is not None:
+            self.rounding = effects.rounding * norm
 
     def _measure_errors(self, batch: MeasuredBatch) -> None:
         for unit_class, name in product(self.kept, self.codecs):
@@ -175,7 +180,7 @@ class Sampling:
 
     def _sample_rebuilt(self, effects: Effects, unit_class: UnitClass) -> None:
         """What making units again adds to the effect of their sources' own smaller copies."""
-        for codec in _coarsest_first(plain_codecs(self.codecs)):
+        for codec in coarsest_first(plain_codecs(self.codecs)):
             of = {source.name for unit in unit_class.units for source in self._sources(unit, codec)}
             units = [unit for unit in unit_class.units if unit.name not in of]
             error = sum(self.source_error(unit, codec) for unit in units)
@@ -184,7 +189,10 @@ class Sampling:
             found = Effect(0.0)
             if _is_read(unit_class):
                 kept = dict.fromkeys(of, codec)
-                both = effects.of_class(kept, [unit.name for unit in units])
+                again = [unit.name for unit in units]
+                # What reads and what makes them takes such errors in proportion.
+                is_steady = self._is_steady((*of, *again), codec)
+                both = effects.of_class(kept, again, tested=math.inf if is_steady else 0.0)
                 alone = self._summed(effects.batch, kept)
                 if alone is None:
                     alone = effects.share(kept, (), both.factor)
@@ -193,6 +201,14 @@ class Sampling:
                 break
         if _is_read(unit_class):
             self.steps.done()
+
+    def _is_steady(self, names: Iterable[str], codec: str) -> bool:
+        """Whether units are kept by a codec that was found to act in proportion."""
+        classes = {self.class_of.get(name) for name in names}
+        return all(
+            of is not None and (of, codec) in self.samples and codec not in self.erratic[of]
+            for of in classes
+        )
 
     def _summed(self, batch: MeasuredBatch, kept: Mapping[str, str]) -> float | None:
         """What copies do to the gradient, from what their classes did; None if that is not known, or no sum."""
@@ -226,7 +242,7 @@ class Sampling:
 
     def logs(self, unit_class: UnitClass) -> dict[int, float]:
         """Logarithms of a class's gain by batch, with the coarsest codec in proportion; none where it has none."""
-        plain = _coarsest_first(plain_codecs(self.codecs))
+        plain = coarsest_first(plain_codecs(self.codecs))
         steady = [codec for codec in plain if codec not in self.erratic[id(unit_class)]]
         known = [self.samples.get((id(unit_class), codec), {}) for codec in steady]
         most = max(known, key=len, default={})
@@ -269,16 +285,3 @@ class Sampling:
 def _is_read(unit_class: UnitClass) -> bool:
     """Whether backward reads the units; others matter only through what is made again from them."""
     return any(unit.readers for unit in unit_class.units)
-
-
-def _coarsest_first(plain: Iterable[str]) -> list[str]:
-    return sorted(plain, key=lambda name: -codec_named(name).relative_error)
-
-
-def plain_codecs(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the named codecs that lose something, and what tiers are made of."""
-    plain: list[str] = []
-    for name in names:
-        tiers = read_tiers(name)
-        plain += [name] if tiers is None else [c for c in tiers.codecs if c not in (STORE, DROP)]
-    return tuple(c for c in dict.fromkeys(plain) if not codec_named(c).is_lossless)
