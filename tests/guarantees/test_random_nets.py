@@ -21,9 +21,9 @@ NETS = int(os.environ.get("HILORE_TEST_NETS", "16"))
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
 """Of the way from the estimate's smallest cap to its peak with everything stored."""
 
-MOST_REFUSED = 0.13
-"""Share of these caps that are refused, at most: those that the estimate takes for feasible and the compiled code is
-not."""
+MOST_REFUSED = 0.06
+"""Share of these caps that are refused, at most, if it is more than one: the estimate takes them for feasible, and no
+plan's compiled code keeps them."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -45,4 +45,4 @@ def test_the_peak_is_under_the_cap_or_the_error_names_one_that_is_kept(part: int
         assert planned.peak_bytes <= planned.cap_bytes
 
     check()
-    assert len(refused) <= MOST_REFUSED * (NETS // PARTS)
+    assert len(refused) <= max(1, round(MOST_REFUSED * (NETS // PARTS)))
