@@ -12,6 +12,7 @@ from hilore_planner.calibration.capture import Inputs
 from hilore_planner.calibration.interpret import Change, JointInterpreter, Values
 from hilore_planner.calibration.rows import SequenceWeights, squared_error
 from hilore_planner.passes.codecs import Codec
+from hilore_planner.passes.codecs.integers import Int8, PackedInt
 from hilore_planner.passes.units import RecoveryUnit
 
 
@@ -60,8 +61,14 @@ class MeasuredBatch:
 
 
 def round_trip(value: Tensor, codec: Codec) -> Tensor:
-    """What backward gets of a value that was kept by a codec."""
-    return codec.decode(codec.encode(value.contiguous()), value.dtype)
+    """What backward gets of a value that was kept by a codec.
+
+    Op by op, packing numbers into words and back would take longer than all else.
+    """
+    whole = value.contiguous()
+    if isinstance(codec, Int8 | PackedInt):
+        return codec.round_trip(whole)
+    return codec.decode(codec.encode(whole), value.dtype)
 
 
 def change_by(codec: Codec, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
@@ -69,10 +76,7 @@ def change_by(codec: Codec, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
 
     def change(value: Tensor) -> Tensor:
         back = round_trip(value, codec)
-        if factor == 1.0:
-            return back
-        wide = value.float()
-        return (wide + factor * (back.float() - wide)).to(value.dtype)
+        return back if factor == 1.0 else torch.lerp(value, back, factor)
 
     return change
 

@@ -67,8 +67,15 @@ def _along(weights: Tensor, value: Tensor) -> Tensor:
 
 def squared_error(value: Tensor, changed: Tensor, weights: Tensor | None) -> Tensor:
     """Squared relative error of ``changed``, rows weighted: a scalar in fp64 on the device."""
-    difference = (changed.float() - value.float()).square().sum(-1, keepdim=True).double()
+    difference = _squared_rows(changed - value)
     if weights is not None:
         difference = difference * weights
-    whole = value.float().square().sum(-1, keepdim=True).double()
-    return difference.sum() / whole.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    whole = _squared_rows(value).sum()
+    return difference.sum() / whole.clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _squared_rows(value: Tensor) -> Tensor:
+    """Squared norm of each row, (..., 1) in fp64, summed in fp32 as it is read."""
+    norms = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=torch.float32)
+    squares: Tensor = norms.double().square()
+    return squares

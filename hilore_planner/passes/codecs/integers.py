@@ -101,6 +101,14 @@ def dequantise(
     return (steps * torch.where(is_other, other, kept)).to(dtype)
 
 
+def rounded(x: Tensor, size: int, largest: int, rounding: Rounding) -> Tensor:
+    """What is decoded of ``x`` (..., F) once it was encoded in groups of ``size``, without packing digits and back."""
+    groups = in_groups(x, size).to(torch.float32)
+    digits, scales = quantise(groups, largest, x.dtype, rounding)
+    values = dequantise(digits.flatten(1), scales.flatten(1), largest, x.dtype, rounding)
+    return values.view(x.shape)
+
+
 def _field(digits: Tensor, below: int, bits: int) -> Tensor:
     """``bits`` bits of each digit, of which ``below`` bits are lower."""
     shifted = digits.bitwise_right_shift(below) if below else digits
@@ -141,6 +149,10 @@ class Int8:
         digits, scales = parts
         values = dequantise(digits.to(torch.int32), scales, 127, dtype, self.rounding)
         return values.flatten(-2)
+
+    def round_trip(self, x: Tensor) -> Tensor:
+        """What decode gives of what encode makes."""
+        return rounded(x, largest_divisor(x.shape[-1], 128), 127, self.rounding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,3 +222,7 @@ class PackedInt:
             digits = digits | unpack(plane, size, bits).bitwise_left_shift(below)
             below += bits
         return dequantise(digits, scales, self._largest, dtype, self.rounding).flatten(-2)
+
+    def round_trip(self, x: Tensor) -> Tensor:
+        """What decode gives of what encode makes."""
+        return rounded(x, math.gcd(x.shape[-1], 32), self._largest, self.rounding)
