@@ -15,6 +15,7 @@ from hilore_planner.errors import HiloreError
 from hilore_planner.head_decision import HeadOption, HeadTrial, copied, decide_head
 from hilore_planner.head_plan import HeadPlan, Totals
 from hilore_planner.passes import compat
+from hilore_planner.passes.apart import keep_apart
 from hilore_planner.passes.graph import CheckpointTags, JointGraph, clean, describe, fingerprint
 from hilore_planner.passes.head import (
     HeadRefusal,
@@ -127,6 +128,7 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         for graph in self.graphs:
             write_tables(graph)
             keep_order(graph, crowded)
+        keep_apart(self.graphs[1])
         self.planned = self.planned.timed(*self.graphs)
         return self.graphs
 

@@ -33,7 +33,7 @@ def keep_order(gm: GraphModule, crowded: Collection[str]) -> int:
     """
     ties = _ties(gm, crowded)
     for node, anchor in ties:
-        _tie(gm, node, anchor)
+        tie(gm, node, anchor)
     if ties:
         gm.recompile()
     return len(ties)
@@ -182,7 +182,8 @@ def _is_added_later(node: Node, kinds: dict[Node, OpKind], steps: dict[Node, int
     return any(kinds.get(r) is OpKind.FUSIBLE and steps[r] > steps[node] for r in readers)
 
 
-def _tie(gm: GraphModule, node: Node, anchor: Node) -> None:
+def tie(gm: GraphModule, node: Node, anchor: Node) -> None:
+    """Have a value made no earlier than another, in place."""
     users = list(node.users)
     with gm.graph.inserting_after(node):
         held = gm.graph.call_function(compat.held_after(), (node, anchor))

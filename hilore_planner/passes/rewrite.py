@@ -17,6 +17,7 @@ from hilore_planner.errors import PlanFileError
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import Codec, codec_for
 from hilore_planner.passes.emit import Traces, clone_node, inline
+from hilore_planner.passes.marks import COPY
 from hilore_planner.passes.ops import OpKind, tensor, work_readers
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import kept_codec
@@ -190,6 +191,7 @@ class Rewriter:
             origin=node,
             traces=self._traces,
         )
+        value.meta[COPY] = parts[0].name
         return value
 
     def _twin(self, node: Node, scope: object) -> Node:
