@@ -28,6 +28,8 @@ MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
 
 Magnitudes are compared as whole numbers, which takes a kernel one step where floating point takes two.
 """
+_SIGN, _SMALLEST_NORMAL = -(1 << 31), 0x00800000
+"""Bits of a float32's sign; from the largest finite magnitude to infinity, and on to zero once they are turned."""
 _BELOW_BF16 = 0xFFFF
 _HALF_BF16 = 0x8000
 """Bits of a float32 that bf16 has not, and half of its last bit."""
@@ -101,14 +103,26 @@ def in_groups(x: Tensor, size: int) -> Tensor:
     return x.reshape(-1, *sides, size)
 
 
-def largest_of(groups: Tensor) -> Tensor:
-    """The largest of each group (N, *sides), as (N, 1, ...)."""
+def _largest_of(groups: Tensor) -> Tensor:
     return groups.amax(tuple(range(1, groups.dim())), keepdim=True)
 
 
-def least_of(groups: Tensor) -> Tensor:
-    """The least of each group (N, *sides), as (N, 1, ...)."""
-    return groups.amin(tuple(range(1, groups.dim())), keepdim=True)
+def turned(groups: Tensor) -> Tensor:
+    """Magnitudes of float32 as int32 in their order, but what is not finite before zero."""
+    magnitude = groups.view(torch.int32) & MAGNITUDE
+    return (magnitude - INFINITE).bitwise_left_shift(1) ^ _SIGN
+
+
+def finite_peak(turned: Tensor) -> Tensor:
+    """The largest finite magnitude of each group, float32 (N, 1, ...); zero where there is none."""
+    highest = (_largest_of(turned) ^ _SIGN).bitwise_right_shift(1) & MAGNITUDE
+    return (highest - _SMALLEST_NORMAL).clamp_min(0).view(torch.float32)
+
+
+def is_all_finite(turned: Tensor) -> Tensor:
+    """Whether each group has nothing but finite values, (N, 1, ...)."""
+    least = turned.amin(tuple(range(1, turned.dim())), keepdim=True)
+    return least >= _SIGN + 2 * _SMALLEST_NORMAL
 
 
 def by_rows(part: Tensor, x: Tensor) -> Tensor:

@@ -10,20 +10,18 @@ import torch
 from torch import Tensor
 
 from hilore_planner.passes.codecs.base import (
-    INFINITE,
     MAGNITUDE,
     Rounding,
+    finite_peak,
     is_wide_float,
-    largest_of,
     scale_dtype,
     scale_of,
+    turned,
 )
 from hilore_planner.passes.codecs.rounding import NOISE_BITS, dither, starts_of
 
 _LARGEST, _INFINITY, _SMALLEST_NORMAL = 384.0, 448.0, 2.0**-6
 """The largest of e4m3 stands for infinity, of which it has none; finite values end before."""
-_LARGEST_BITS, _INFINITY_BITS, _SMALLEST_NORMAL_BITS = 0x43C00000, 0x43E00000, 0x3C800000
-"""The same as bits of float32, which are in the order of magnitudes."""
 _BELOW_BITS = 20
 """Bits of float32 below the last of e4m3."""
 _FEWEST = 8
@@ -55,16 +53,16 @@ class Fp8E4M3:
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """X (..., F) -> codes (..., F) float8_e4m3fn, scales (..., 1)."""
         rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
-        magnitude = rows.view(torch.int32) & MAGNITUDE
-        is_outside = magnitude >= INFINITE
-        peak = largest_of(magnitude.masked_fill(is_outside, 0))
-        scales = scale_of(peak.view(torch.float32), 1 / _LARGEST, x.dtype)
-        scaled = (magnitude.view(torch.float32) * scales.reciprocal()).view(torch.int32)
+        peak = finite_peak(turned(rows))
+        scales = scale_of(peak, 1 / _LARGEST, x.dtype)
+        # Where a scale is below what its row needs, at the very end of the range, codes are, too.
+        size = torch.maximum(scales, peak * (1 / _LARGEST))
+        scaled = (rows.abs() * size.reciprocal()).clamp_max(_INFINITY)
         if self.rounding == "stochastic":
-            scaled = _up_or_down(scaled, starts_of(scales))
-        scaled = scaled.clamp_max(_LARGEST_BITS).masked_fill(is_outside, _INFINITY_BITS)
-        signed = (scaled | (rows.view(torch.int32) & ~MAGNITUDE)).view(torch.float32)
-        codes = signed.masked_fill(magnitude > INFINITE, math.nan).to(torch.float8_e4m3fn)
+            rounded = _up_or_down(scaled, starts_of(scales))
+            scaled = torch.where(scaled.isnan(), scaled, rounded)
+        sign = rows.view(torch.int32) & ~MAGNITUDE
+        codes = (scaled.view(torch.int32) | sign).view(torch.float32).to(torch.float8_e4m3fn)
         return codes.view(x.shape), scales.to(scale_dtype(x.dtype)).view(*x.shape[:-1], 1)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
@@ -109,15 +107,13 @@ class Bf16:
 
 
 def _up_or_down(scaled: Tensor, starts: Tensor) -> Tensor:
-    """Round to a neighbouring value of e4m3 at random; bits of float32 that are not negative, infinities stay.
+    """Round to a neighbouring value of e4m3 at random; float32, not negative.
 
     Noise below the last bit of e4m3 carries into it or not. Below the smallest normal, where steps no longer shrink, it
     does so above it: as many steps higher.
     """
-    is_small = scaled < _SMALLEST_NORMAL_BITS
-    raised = torch.where(
-        is_small, scaled.view(torch.float32) + _SMALLEST_NORMAL, scaled.view(torch.float32)
-    )
+    is_small = scaled < _SMALLEST_NORMAL
+    raised = torch.where(is_small, scaled + _SMALLEST_NORMAL, scaled).view(torch.int32)
     noise = dither(starts, scaled.shape[1:]).bitwise_left_shift(_BELOW_BITS - NOISE_BITS)
-    cut = ((raised.view(torch.int32) + noise) & ~((1 << _BELOW_BITS) - 1)).view(torch.float32)
-    return torch.where(is_small, cut - _SMALLEST_NORMAL, cut).view(torch.int32)
+    cut = ((raised + noise) & ~((1 << _BELOW_BITS) - 1)).view(torch.float32)
+    return torch.where(is_small, cut - _SMALLEST_NORMAL, cut)

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 
 from hilore_planner.passes.codecs.base import (
-    INFINITE,
-    MAGNITUDE,
     Rounding,
     by_rows,
+    finite_peak,
     in_groups,
+    is_all_finite,
     is_wide_float,
     largest_divisor,
-    largest_of,
-    least_of,
     scale_dtype,
     scale_of,
+    turned,
 )
 from hilore_planner.passes.codecs.packing import pack, unpack, words_of
 from hilore_planner.passes.codecs.rounding import (
@@ -35,10 +34,6 @@ from hilore_planner.passes.codecs.rounding import (
     written_out,
 )
 
-_SIGN = -(1 << 31)
-_SMALLEST_NORMAL = 0x00800000
-"""Bits of a float32 from the largest finite magnitude to infinity, and on to zero where they are turned."""
-
 
 def quantise(
     groups: Tensor, largest: int, dtype: torch.dtype, rounding: Rounding
@@ -47,7 +42,8 @@ def quantise(
 
     Shapes: groups (N, *sides) float32, of values that had ``dtype``; digits alike; scales (N, 1, ...).
     """
-    peak, is_marked = _extent(groups)
+    magnitude = turned(groups)
+    peak, is_marked = finite_peak(magnitude), is_all_finite(magnitude).logical_not()
     step = torch.where(is_marked, 1 / (largest - 2), 1 / largest)
     # Without its noise a value may be half a step beyond its code.
     room = largest / (largest + 0.5) if rounding == "stochastic" else 1.0
@@ -65,18 +61,6 @@ def quantise(
         fixed = fixed + dither(starts_of(scales), groups.shape[1:])
         fixed = fixed.bitwise_right_shift(point.bits)
     return fixed & highest, torch.where(is_marked, -scales, scales).to(scale_dtype(dtype))
-
-
-def _extent(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each group the largest finite magnitude, and whether there are others.
-
-    Magnitudes are compared as bits, turned by so much that those of what is not finite are least.
-    """
-    bits = groups.view(torch.int32) & MAGNITUDE
-    turned = (bits - INFINITE).bitwise_left_shift(1) ^ _SIGN
-    highest = (largest_of(turned) ^ _SIGN).bitwise_right_shift(1) & MAGNITUDE
-    peak = (highest - _SMALLEST_NORMAL).clamp_min(0).view(torch.float32)
-    return peak, least_of(turned) < _SIGN + 2 * _SMALLEST_NORMAL
 
 
 def _point(largest: int, rounding: Rounding) -> FixedPoint:
