@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from hilore_planner.backend import hilore
 from hilore_planner.passes import compat
 from hilore_planner.passes.chains import Chain, pieces
 from hilore_planner.passes.tables import write_tables
@@ -56,7 +57,7 @@ def test_cosines_are_made_by_one_kernel_of_each_half(model: nn.Module) -> None:
     x = torch.randn(2, 320, 64)  # too many angles to be kept whatever is decided
     torch._dynamo.reset()
     with capture_wrappers() as wrappers:
-        found = _gradients(model, torch.compile(model, backend="hilore"), x)
+        found = _gradients(model, torch.compile(model, backend=hilore), x)
     for wrapper in wrappers:
         kernels = _KERNEL.findall(Path(wrapper.path).read_text())
         turning = [kernel for kernel in kernels if ".cos()" in kernel or ".sin()" in kernel]
