@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -278,18 +279,21 @@ def solver(
 
 @app.command()
 def calibrate(
-    setting: Annotated[str, typer.Option(help="NAME, or NAME:LAYERS for fewer layers.")] = (
-        "qwen2.5-1.5b"
-    ),
+    setting: Annotated[str, typer.Option(help="NAME, or NAME:LAYERS.")] = "qwen2.5-1.5b",
     batches: Annotated[int, typer.Option(min=1, help="Microbatches to calibrate on.")] = 8,
+    sequences: Annotated[
+        list[int] | None, typer.Option(min=1, help="In a microbatch; the setting's if not given.")
+    ] = None,
     device: Device = "cuda",
     output: Output = Path("docs/results/calibrate.json"),
 ) -> None:
     """How long a calibration takes, and how far risks add up; random weights."""
     from hilore_planner.bench.calibrate import bench_calibrate
-    from hilore_planner.bench.runner import write_record
+    from hilore_planner.bench.runner import recorded
     from hilore_planner.bench.setting import setting_named
 
-    row = bench_calibrate(setting_named(setting), batches=batches, device=device)
-    write_record(output, [row], device=device)
-    print(f"{row['setting']}: {row['seconds']} s, {row['classes']} classes, margin {row['margin']}")
+    given = setting_named(setting)
+    sizes = [replace(given, sequences=count) for count in sequences or [given.sequences]]
+    rows = (bench_calibrate(one, batches=batches, device=device) for one in sizes)
+    for row in recorded(output, rows, device=device):
+        print(f"{row['tokens']} tokens: {row['seconds']} s, margin {row['margin']}")
