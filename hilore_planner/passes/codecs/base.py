@@ -30,7 +30,7 @@ Magnitudes are compared as whole numbers, which takes a kernel one step where fl
 """
 _SIGN, _SMALLEST_NORMAL = -(1 << 31), 0x00800000
 """Bits of a float32's sign; from the largest finite magnitude to infinity, and on to zero once they are turned."""
-_BELOW_BF16 = 0xFFFF
+BELOW_BF16 = 0xFFFF
 _HALF_BF16 = 0x8000
 """Bits of a float32 that bf16 has not, and half of its last bit."""
 _MOST_SIDES = 4
@@ -148,4 +148,4 @@ def scale_of(peak: Tensor, step: Tensor | float, dtype: torch.dtype, room: float
     if scale_dtype(dtype) == torch.float32:
         return peak.clamp_max(end) * step
     scale = (peak * ROUND_UP).clamp_max(end) * step
-    return ((scale.view(torch.int32) + _HALF_BF16) & ~_BELOW_BF16).view(torch.float32)
+    return ((scale.view(torch.int32) + _HALF_BF16) & ~BELOW_BF16).view(torch.float32)

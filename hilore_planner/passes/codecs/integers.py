@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hilore_planner.passes.codecs.base import (
+    BELOW_BF16,
     Rounding,
     by_rows,
     finite_peak,
@@ -75,14 +76,24 @@ def dequantise(
     point = _point(largest, rounding)
     fixed = point.whole(digits)
     if rounding == "stochastic":
+        kept, starts = _with_starts(kept, dtype)
         # Half a step, less the noise: its bits flipped are what it lacks of a step, less the last.
-        noise = dither(written_out(starts_of(kept.abs())), digits.shape[-1:])
+        noise = dither(starts, digits.shape[-1:])
         steps = point.back(fixed + (noise ^ ((1 << point.bits) - 1)), 0.5 - 2.0**-point.bits)
     else:
         steps = point.back(fixed)
     other = torch.where(steps > largest - 0.5, math.nan, -math.inf)
     is_other = (kept < 0) & (steps.abs() > largest - 1.5)
     return (steps * torch.where(is_other, other, kept)).to(dtype)
+
+
+def _with_starts(kept: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scales and the starts of their noise, from memory: scales of 16 bits are the upper half of a word with both."""
+    starts = starts_of(kept.abs())
+    if scale_dtype(dtype) == torch.float32:
+        return kept, written_out(starts)
+    both = written_out(kept.view(torch.int32) | starts)
+    return (both & ~BELOW_BF16).view(torch.float32), both & BELOW_BF16
 
 
 def rounded(x: Tensor, size: int, largest: int, rounding: Rounding) -> Tensor:
