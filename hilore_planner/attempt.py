@@ -87,7 +87,9 @@ def corrected(aim: Aim, last: Attempt) -> Aim:
     """The same aim with what an attempt at it taught about the estimate."""
     assert last.plan is not None
     assert last.peak is not None
-    correction = aim.correction.after(last.plan, last.peak, beyond_bytes=last.beyond_bytes)
+    correction = aim.correction.after(
+        last.plan, last.peak, beyond_bytes=last.beyond_bytes, blames_units=aim.cap_bytes is None
+    )
     return replace(aim, correction=correction)
 
 

@@ -18,7 +18,8 @@ from hilore_planner.peak.step import StepPeak
 from hilore_planner.peak.timeline import Launch, Timeline
 from hilore_planner.plan import FixedPart, PlacementPlan
 from hilore_planner.solvers import refigured, replay
-from hilore_planner.solvers.problem import PlacementProblem
+from hilore_planner.solvers.problem import PlacementProblem, Unit
+from hilore_planner.solvers.verify import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +31,33 @@ class Correction:
         shift_bytes: beyond that, the difference found on the last compiled plan; empty: nothing anywhere.
         least_bytes: of the shift, because some plan was above the cap there with less. Without it two plans that
             are wrong in opposite ways would take turns.
+        written: units that were written out where they are made again; the estimate had them in registers.
     """
 
     everywhere_bytes: int = 0
     shift_bytes: tuple[int, ...] = ()
     least_bytes: tuple[int | None, ...] = ()
+    written: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:
         """Short text that tells one correction from another."""
-        added = (self.everywhere_bytes, self.shift_bytes)
+        added = (self.everywhere_bytes, self.shift_bytes, sorted(self.written))
         return hashlib.sha256(repr(added).encode()).hexdigest()[:16]
 
     def applied(self, problem: PlacementProblem) -> PlacementProblem:
-        """The problem with every position shifted."""
+        """The problem with every position shifted, and units counted that are written out."""
         positions = tuple(
             replace(position, fixed_bytes=max(0, position.fixed_bytes + shift))
             for position, shift in zip(
                 problem.positions, self._shifts(len(problem.positions)), strict=True
             )
         )
-        return replace(problem, positions=positions)
+        units = tuple(
+            replace(unit, rebuilt_bytes=unit.kept_bytes) if unit.name in self.written else unit
+            for unit in problem.units
+        )
+        return replace(problem, units=units, positions=positions)
 
     def parts(self, problem: PlacementProblem) -> tuple[FixedPart, ...]:
         """What is left free at every position, as one of the parts that a plan's fixed bytes are made of."""
@@ -65,32 +72,53 @@ class Correction:
         """Less by so much at every position, for once: to try a placement that does not quite fit."""
         return replace(self, everywhere_bytes=self.everywhere_bytes - size_bytes)
 
-    def after(self, plan: PlacementPlan, peak: StepPeak, *, beyond_bytes: int = 0) -> Correction:
+    def after(
+        self,
+        plan: PlacementPlan,
+        peak: StepPeak,
+        *,
+        beyond_bytes: int = 0,
+        blames_units: bool = False,
+    ) -> Correction:
         """The correction that one more compiled plan leads to.
 
         Args:
             plan: of the problem with this correction applied.
             peak: of its compiled code, run dry.
             beyond_bytes: to count beyond what the dry run does.
+            blames_units: what is missed where units are made again in registers is laid to them, as far as they are as
+                large: a plan that keeps them is then taken to need less. Else all plans are taken to miss as much.
         """
-        cap_bytes = plan.problem.memory_cap_bytes
-        estimated = replay(plan.problem, plan.solution.placement).position_bytes
+        found = replay(plan.problem, plan.solution.placement)
+        blamed = _in_registers(plan, found) if blames_units else {}
         outside_bytes = peak.base_bytes - peak.forward.start_bytes + beyond_bytes
-        count = len(estimated)
+        count, written = len(found.position_bytes), set(self.written)
         shifts, leasts = [], []
-        for size, estimate, before, least in zip(
-            held_bytes(plan, peak),
-            estimated,
-            self._shifts(count),
-            self.least_bytes or (None,) * count,
-            strict=True,
-        ):
-            shift = before + outside_bytes + size - estimate
-            if outside_bytes + size > cap_bytes:
+        for position, size in enumerate(held_bytes(plan, peak)):
+            missed_bytes = outside_bytes + size - found.position_bytes[position]
+            for unit in blamed.get(position, ()):
+                if unit.kept_bytes <= missed_bytes:
+                    written.add(unit.name)
+                    missed_bytes -= unit.kept_bytes
+            shift = self._shifts(count)[position] + missed_bytes
+            least = self.least_bytes[position] if self.least_bytes else None
+            if outside_bytes + size > plan.problem.memory_cap_bytes:
                 least = shift if least is None else max(least, shift)
             leasts.append(least)
             shifts.append(shift if least is None else max(shift, least))
-        return Correction(shift_bytes=tuple(shifts), least_bytes=tuple(leasts))
+        return Correction(
+            shift_bytes=tuple(shifts), least_bytes=tuple(leasts), written=frozenset(written)
+        )
+
+
+def _in_registers(plan: PlacementPlan, found: Replay) -> dict[int, list[Unit]]:
+    """Units made again that the estimate has in registers, largest first, by the position that reads them."""
+    units: dict[int, list[Unit]] = {}
+    for unit in sorted(plan.problem.units, key=lambda unit: -unit.kept_bytes):
+        action = plan.solution.placement.get(unit.name, "store")
+        if action != "store" and unit.kept_bytes and not unit.rebuilt_bytes:
+            units.setdefault(found.demand[unit.name], []).append(unit)
+    return units
 
 
 NO_CORRECTION = Correction()

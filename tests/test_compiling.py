@@ -216,3 +216,20 @@ def test_a_margin_is_no_difference_that_is_found() -> None:
     found = Correction().after(PLAN, _peak(ESTIMATE))
     assert margin.after(roomy, _peak(ESTIMATE)) == found
     assert any(found.shift_bytes)
+
+
+def test_what_is_missed_may_be_laid_to_units_that_are_not_in_registers() -> None:
+    peak, placement = _peak(2 * ESTIMATE), PLAN.solution.placement
+    rebuilt = {u.name for u in PLAN.problem.units if not u.rebuilt_bytes} - {
+        name for name, action in placement.items() if action == "store"
+    }
+    everywhere = Correction().after(PLAN, peak)
+    laid = Correction().after(PLAN, peak, blames_units=True)
+    assert everywhere.written == frozenset()
+    assert laid.written == rebuilt != set()
+    assert laid.key != replace(laid, written=frozenset()).key
+    kept = placement | dict.fromkeys(rebuilt, "store")
+    one, other = (replay(found.applied(PLAN.problem), placement) for found in (everywhere, laid))
+    assert one.position_bytes == other.position_bytes
+    one, other = (replay(found.applied(PLAN.problem), kept) for found in (everywhere, laid))
+    assert sum(one.position_bytes) > sum(other.position_bytes)
