@@ -136,6 +136,17 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype.itemsize == 2 else torch.float32
 
 
+def scales_of(kept: Tensor) -> Tensor:
+    """Scales as float32, from what is kept of them.
+
+    Of bf16 by its bits: a kernel works on whole numbers once for all values of a group that a thread has, but would load
+    and convert bf16 for each.
+    """
+    if kept.dtype != torch.bfloat16:
+        return kept
+    return kept.view(torch.int16).to(torch.int32).bitwise_left_shift(16).view(torch.float32)
+
+
 def scale_of(peak: Tensor, step: Tensor | float, dtype: torch.dtype, room: float = 1.0) -> Tensor:
     """Scale, ``peak`` times ``step`` or just above, float32 and exact in the dtype it is kept in.
 

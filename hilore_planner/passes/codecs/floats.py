@@ -16,6 +16,7 @@ from hilore_planner.passes.codecs.base import (
     is_wide_float,
     scale_dtype,
     scale_of,
+    scales_of,
     turned,
 )
 from hilore_planner.passes.codecs.rounding import NOISE_BITS, dither, starts_of
@@ -69,7 +70,7 @@ class Fp8E4M3:
         """Inverse of encode, in ``dtype``."""
         codes, scales = parts
         scaled = codes.to(torch.float32)
-        size = scales.to(torch.float32).masked_fill(scaled.abs() >= _INFINITY, math.inf)
+        size = scales_of(scales).masked_fill(scaled.abs() >= _INFINITY, math.inf)
         return (scaled * size).to(dtype)
 
 

@@ -24,6 +24,7 @@ from hilore_planner.passes.codecs.base import (
     largest_divisor,
     scale_dtype,
     scale_of,
+    scales_of,
     turned,
 )
 from hilore_planner.passes.codecs.packing import pack, unpack, words_of
@@ -72,7 +73,7 @@ def dequantise(
     digits: Tensor, scales: Tensor, largest: int, dtype: torch.dtype, rounding: Rounding
 ) -> Tensor:
     """Inverse of ``quantise``: values of ``dtype``, from digits (..., G, g) int32 and scales (..., G, 1)."""
-    kept = scales.to(torch.float32)
+    kept = scales_of(scales)
     point = _point(largest, rounding)
     fixed = point.whole(digits)
     if rounding == "stochastic":
