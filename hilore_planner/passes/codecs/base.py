@@ -139,8 +139,8 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
 def scales_of(kept: Tensor) -> Tensor:
     """Scales as float32, from what is kept of them.
 
-    Of bf16 by its bits: a kernel works on whole numbers once for all values of a group that a thread has, but would load
-    and convert bf16 for each.
+    Of bf16 by its bits: a kernel works on whole numbers once for all values of a group that a thread has, but would
+    load and convert bf16 for each.
     """
     if kept.dtype != torch.bfloat16:
         return kept
