@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilore_planner.bench.risk.allocate import Form, allocate
-from hilore_planner.bench.risk.plans import unscaled_e4m3
+from hilore_planner.bench.risk.plans import unscaled_e4m3, without_margins
 from hilore_planner.bench.risk.processes import Processes
 from hilore_planner.bench.risk.setting import risk_setting_named
 from hilore_planner.bench.risk.summary import summary
 from hilore_planner.bench.risk.task import exposure_of, microbatch, new_model, train
+from hilore_planner.calibration.profile import ClassRisk, RiskProfile
 from hilore_planner.errors import OptionError
 
 CPU = torch.device("cpu")
@@ -106,6 +107,14 @@ def test_the_summary_compares_at_equal_memory() -> None:
     ]
     line = "bytes of int8, blind: 2.00 times the error of bytes of int8, by exposure"
     assert summary(rows) == [line]
+
+
+def test_tiers_are_compared_without_margins() -> None:
+    one = ClassRisk("mul", 0, 1, 2, {"int8": 1.0}, {"int8": 1e-4}, margin=9.0)
+    profile = RiskProfile((one,), (one,), (), 2.0, 3.0, (), 1, ("int8",), "", "")
+    found = without_margins(profile)
+    assert (found.margin, found.kept[0].margin, found.rebuilt[0].margin) == (1.0, 1.0, 1.0)
+    assert (found.additivity, found.kept[0].gains) == (2.0, {"int8": 1.0})
 
 
 def test_unknown_settings_are_refused() -> None:

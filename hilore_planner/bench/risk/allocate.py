@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hilore_planner.plan import PlacementPlan
 from hilore_planner.solvers import refigured, replay
-from hilore_planner.solvers.problem import CompressedForm, Unit, compress_action
+from hilore_planner.solvers.problem import compress_action
 
 STORE = "store"
 
@@ -22,16 +22,8 @@ class Form:
     risk: float
 
 
-def with_margins(unit: Unit, form: CompressedForm) -> float:
-    """Risk as a solver sums it."""
-    return form.risk
-
-
 def forms_of(
-    plan: PlacementPlan,
-    names: Sequence[str],
-    codecs: Sequence[str],
-    risk: Callable[[Unit, CompressedForm], float] = with_margins,
+    plan: PlacementPlan, names: Sequence[str], codecs: Sequence[str]
 ) -> dict[str, list[Form]]:
     """By unit, what is offered to it of ``codecs`` and of storing it, smallest first, none worse than a smaller one.
 
@@ -42,7 +34,7 @@ def forms_of(
         if unit.name not in names:
             continue
         offered = [
-            Form(compress_action(form.codec), form.kept_bytes, risk(unit, form))
+            Form(compress_action(form.codec), form.kept_bytes, form.risk)
             for form in unit.codecs
             if form.codec in codecs and form.risk < 1
         ]

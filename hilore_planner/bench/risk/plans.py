@@ -7,12 +7,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
 from hilore_planner.bench.risk.allocate import allocate, forms_of, with_placement
 from hilore_planner.bench.risk.setting import RiskSetting
-from hilore_planner.bench.risk.worker import PLANNED, PROFILE, WINNER_PROFILE, Subject
+from hilore_planner.bench.risk.worker import (
+    PLANNED,
+    PROFILE,
+    TYPICAL_PROFILE,
+    WINNER_PROFILE,
+    Subject,
+)
 from hilore_planner.calibration.capture import CapturedUpdate
 from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch
@@ -22,7 +29,6 @@ from hilore_planner.codec_names import STORE, Rows, TierNames
 from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.solvers.problem import CompressedForm, Unit, compress_action
 
 CODECS = ("bf16", "int8", "fp8_e4m3", "int6", "int4")
 _TIERS = (
@@ -62,9 +68,16 @@ class Candidates:
 
     @classmethod
     def of(cls, subject: Subject, folder: Path, *, one_winner: bool = False) -> Candidates:
-        """For usual microbatches, or for those with one winner in each group, whose tiers are offered then."""
+        """For usual microbatches, or for those with one winner in each group.
+
+        For the latter tiers are offered, and without margins: what is to be least is the error of a typical batch.
+        """
         path = folder / (WINNER_PROFILE if one_winner else PROFILE)
         profile = RiskProfile.load(path)
+        if one_winner:
+            profile = without_margins(profile)
+            path = folder / TYPICAL_PROFILE
+            profile.save(path)
         codecs = codecs_for(subject.setting, one_winner=one_winner)
         batch = subject.batch(1, one_winner=one_winner)
         roomy = plan(
@@ -109,12 +122,8 @@ class Candidates:
     def split(
         self, names: Iterable[str], codecs: Sequence[str], budget_bytes: int
     ) -> dict[str, str]:
-        """The codecs for some units that have least error on a typical batch within a budget."""
-
-        def typical(unit: Unit, form: CompressedForm) -> float:
-            return self.model.typical({unit.name: compress_action(form.codec)})
-
-        return allocate(forms_of(self.roomy, list(names), codecs, typical), budget_bytes)
+        """The best codecs for some units within a budget."""
+        return allocate(forms_of(self.roomy, list(names), codecs), budget_bytes)
 
     def spread(self, names: Iterable[str], codecs: Sequence[str], error: float) -> PlacementPlan:
         """As few bytes as ``codecs`` need for some units, with a typical gradient error up to ``error``."""
@@ -138,6 +147,15 @@ class Candidates:
         wanted = set(names)
         forms = (f for u in self.roomy.problem.units if u.name in wanted for f in u.codecs)
         return sum(form.kept_bytes for form in forms if form.codec == codec)
+
+
+def without_margins(profile: RiskProfile) -> RiskProfile:
+    """The same, with risks as they are on a typical batch."""
+    kept, rebuilt = (
+        tuple(msgspec.structs.replace(one, margin=1.0) for one in classes)
+        for classes in (profile.kept, profile.rebuilt)
+    )
+    return msgspec.structs.replace(profile, kept=kept, rebuilt=rebuilt, margin=1.0)
 
 
 def codecs_for(setting: RiskSetting, *, one_winner: bool) -> tuple[str, ...]:

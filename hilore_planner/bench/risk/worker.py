@@ -27,7 +27,8 @@ _SOLVER_SECONDS = 5.0
 """What a plan risks is asked here, not that it is the fastest."""
 PLANNED = {"head": "off", "costs": "roofline"}
 """Options of every plan: times do not matter here, and measuring them would take each process a minute."""
-WEIGHTS, PROFILE, WINNER_PROFILE = "weights.pt", "profile.json", "one-winner.json"
+WEIGHTS, PROFILE = "weights.pt", "profile.json"
+WINNER_PROFILE, TYPICAL_PROFILE = "one-winner.json", "typical-one-winner.json"
 
 
 @dataclass(frozen=True, slots=True)
