@@ -84,8 +84,8 @@ def dequantise(
     else:
         steps = point.back(fixed)
     other = torch.where(steps > largest - 0.5, math.nan, -math.inf)
-    is_other = (kept < 0) & (steps.abs() > largest - 1.5)
-    return (steps * torch.where(is_other, other, kept)).to(dtype)
+    outermost = torch.where(kept < 0, largest - 1.5, math.inf)
+    return (steps * torch.where(steps.abs() > outermost, other, kept)).to(dtype)
 
 
 def _with_starts(kept: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
