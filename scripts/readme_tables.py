@@ -37,6 +37,7 @@ _COLUMNS = (
     "predicted",
     "predicted / measured",
     "tokens/s",
+    "time, predicted / measured",
 )
 _MOST_CAPS = 6
 """A variant measured under more caps than these becomes one line of ranges."""
@@ -88,8 +89,8 @@ def _cells(rows: Sequence[Row]) -> Iterator[str]:
     done = [row for row in rows if "error" not in row]
     caps = [row["cap_bytes"] for row in rows if row.get("cap_bytes")]
     yield _range(caps, format_bytes) + (f" ({len(rows)})" if len(rows) > 1 else "")
-    times = _range([row["time_ms"] for row in done], lambda time_ms: f"{time_ms:.1f} ms")
-    yield ", ".join([times] * bool(done) + _failures(rows))
+    taken = _range([row["time_ms"] for row in done], lambda time_ms: f"{time_ms:.1f} ms")
+    yield ", ".join([taken] * bool(done) + _failures(rows))
     measured = [row["measured_peak_bytes"] for row in done]
     predicted = [row for row in done if row.get("predicted_peak_bytes")]
     yield _range(measured, format_bytes)
@@ -97,6 +98,8 @@ def _cells(rows: Sequence[Row]) -> Iterator[str]:
     ratios = [row["predicted_peak_bytes"] / row["measured_peak_bytes"] for row in predicted]
     yield _range(ratios, lambda ratio: f"{ratio:.4f}")
     yield _range([row["tokens_per_second"] for row in done], lambda count: f"{count:,.0f}")
+    times = [row["time_ratio"] for row in done if "time_ratio" in row]
+    yield _range(times, lambda ratio: f"{ratio:.3f}")
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:

@@ -23,6 +23,7 @@ def _measured(cap_gib: int) -> dict[str, Any]:
         measured_peak_bytes=cap_gib * 2**30,
         predicted_peak_bytes=cap_gib * 2**30,
         tokens_per_second=1000 * cap_gib,
+        time_ratio=0.99,
     )
 
 
@@ -44,9 +45,9 @@ def test_without_files_there_are_no_figures(tmp_path: Path) -> None:
 def test_a_row_becomes_a_line(tmp_path: Path) -> None:
     _record(tmp_path, [_measured(2), _row(1, error="InfeasibleError: ...")])
     text = with_tables(README, tmp_path)
-    line = "| small | hilore | 2.00 GiB | 50.0 ms | 2.00 GiB | 2.00 GiB | 1.0000 | 2,000 |"
+    line = "| small | hilore | 2.00 GiB | 50.0 ms | 2.00 GiB | 2.00 GiB | 1.0000 | 2,000 | 0.990 |"
     assert line in text
-    assert "| small | hilore | 1.00 GiB | refused | - | - | - | - |" in text
+    assert "| small | hilore | 1.00 GiB | refused | - | - | - | - | - |" in text
     assert "`hilore bench x`, D, torch 2.13.0, commit abc, 2020-01-02" in text
     assert with_tables(text, tmp_path) == text
 
