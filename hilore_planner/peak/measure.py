@@ -18,6 +18,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from hilore_planner.errors import HiloreError
+from hilore_planner.uncollected import uncollected
 
 _MEMORY_EVENT = "[memory]"
 _PROFILER_LOG = "KINETO_LOG_LEVEL"
@@ -70,13 +71,15 @@ def _cpu_peak(fn: Callable[[], object]) -> Measured:
 def cpu_moments(fn: Callable[[], object]) -> list[int]:
     """Bytes allocated on the CPU after each allocation and release during `fn`, starting from 0.
 
-    Releases of what was allocated before are not seen. Events of all threads that `fn` hands work
-    to through torch are seen; one measurement runs at a time.
+    Releases of what was allocated before are not seen, unless an earlier measurement saw it allocated; garbage from
+    before is not collected meanwhile. Events of all threads that `fn` hands work to through torch are seen; one
+    measurement runs at a time.
     """
     activities = [ProfilerActivity.CPU]
     with (
         _one_profiler,
         _quiet_profiler(),
+        uncollected(),
         profile(activities=activities, profile_memory=True, acc_events=True) as profiler,
     ):
         result = fn()
