@@ -61,13 +61,13 @@ def launches(run: Callable[[], object], device: torch.device) -> list[Launch]:
         acc_events=True,
     ) as found:
         run()
-        _wait(device)  # what still runs when recording starts is counted with what is launched then
+        wait(device)  # what still runs when recording starts is counted with what is launched then
         found.step()
         for _ in range(before):
             run()
         with record_function(_LAST):
             run()
-        _wait(device)
+        wait(device)
     events: Any = found.events()
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
     start = next(event.time_range.start for event in on_host if event.name == _LAST)
@@ -75,7 +75,8 @@ def launches(run: Callable[[], object], device: torch.device) -> list[Launch]:
     return list(_launches(of_last, is_timed_on_host=device.type == "cpu"))
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until the device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -84,10 +85,10 @@ def _runs_before(run: Callable[[], object], device: torch.device) -> int:
     """How many runs keep a GPU busy until it is steady; none elsewhere."""
     if device.type != "cuda":
         return 0
-    _wait(device)
+    wait(device)
     start = time.perf_counter()
     run()
-    _wait(device)
+    wait(device)
     return math.ceil(_STEADY_SECONDS / (time.perf_counter() - start))
 
 

@@ -10,10 +10,10 @@ from hilore_planner.bench.models import batch_of, model_of
 from hilore_planner.bench.risk.task import exposure_of
 from hilore_planner.bench.runner import Row
 from hilore_planner.bench.setting import Setting
-from hilore_planner.bench.trial import wait
 from hilore_planner.calibration.calibrate import calibrate
 from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.grpo.actor import actor_loss
+from hilore_planner.profiling import wait
 
 
 def found(profile: RiskProfile) -> Row:

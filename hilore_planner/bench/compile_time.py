@@ -28,11 +28,11 @@ from hilore_planner.attribution import read_steps
 from hilore_planner.bench.budget import share_that_saves
 from hilore_planner.bench.peak import estimated_caps
 from hilore_planner.bench.runner import Row
-from hilore_planner.bench.trial import wait
 from hilore_planner.bench.worker import counted_rounds
 from hilore_planner.grpo.actor import Batch, actor_loss, build_qwen2, random_batch
 from hilore_planner.passes import compat
 from hilore_planner.plan import PlacementPlan
+from hilore_planner.profiling import wait
 
 _SHAPE: dict[str, Any] = {
     "hidden_size": 128,

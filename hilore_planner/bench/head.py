@@ -21,9 +21,9 @@ from hilore_planner.bench.head_reference import exact_gradients, head_batch, rel
 from hilore_planner.bench.head_ways import HeadBatch, HeadWay, Level, Run, head_ways
 from hilore_planner.bench.runner import Job, Row, run_jobs
 from hilore_planner.bench.setting import Setting, Variant
-from hilore_planner.bench.trial import wait
 from hilore_planner.bench.turns import in_turn
 from hilore_planner.peak.measure import measured_peak_bytes
+from hilore_planner.profiling import wait
 
 WARM_UPS = 3
 ENOUGH_MS = 3000

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hilore_planner.peak.measure import cpu_moments, measured_peak_bytes
+from hilore_planner.profiling import wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,3 @@ def _saved_bytes(forward: Callable[[], object], device: torch.device) -> int:
     saved_bytes = torch.cuda.memory_allocated(device) - before_bytes
     del held
     return saved_bytes
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has done all it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -24,14 +24,14 @@ from hilore_planner.backend import hilore
 from hilore_planner.bench.attributed import attributed
 from hilore_planner.bench.models import batch_of, model_of
 from hilore_planner.bench.setting import Setting, Variant
-from hilore_planner.bench.trial import storage_bytes, time_ms, wait
+from hilore_planner.bench.trial import storage_bytes, time_ms
 from hilore_planner.bench.turns import Turn
 from hilore_planner.errors import NoPlacementError
 from hilore_planner.grpo.actor import actor_loss, add_adapters
 from hilore_planner.passes import compat
 from hilore_planner.peak.measure import measured_peak_bytes
 from hilore_planner.plan import PlacementPlan
-from hilore_planner.profiling import NAMED_KERNELS
+from hilore_planner.profiling import NAMED_KERNELS, wait
 
 WARM_UPS = 2
 REPEATS = 8

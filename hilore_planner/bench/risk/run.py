@@ -32,9 +32,9 @@ from hilore_planner.bench.risk.setting import RiskSetting
 from hilore_planner.bench.risk.task import exposure_of, new_model, train
 from hilore_planner.bench.risk.worker import PROFILE, WEIGHTS, WINNER_PROFILE, Subject
 from hilore_planner.bench.runner import Row
-from hilore_planner.bench.trial import wait
 from hilore_planner.calibration.calibrate import calibrate
 from hilore_planner.plan import PlacementPlan
+from hilore_planner.profiling import wait
 
 BUDGET = 0.015
 """What the paper accepted."""

@@ -103,10 +103,6 @@ def in_groups(x: Tensor, size: int) -> Tensor:
     return x.reshape(-1, *sides, size)
 
 
-def _largest_of(groups: Tensor) -> Tensor:
-    return groups.amax(tuple(range(1, groups.dim())), keepdim=True)
-
-
 def turned(groups: Tensor) -> Tensor:
     """Magnitudes of float32 as int32 in their order, but what is not finite before zero."""
     magnitude = groups.view(torch.int32) & MAGNITUDE
@@ -115,7 +111,8 @@ def turned(groups: Tensor) -> Tensor:
 
 def finite_peak(turned: Tensor) -> Tensor:
     """The largest finite magnitude of each group, float32 (N, 1, ...); zero where there is none."""
-    highest = (_largest_of(turned) ^ _SIGN).bitwise_right_shift(1) & MAGNITUDE
+    highest = turned.amax(tuple(range(1, turned.dim())), keepdim=True) ^ _SIGN
+    highest = highest.bitwise_right_shift(1) & MAGNITUDE
     return (highest - _SMALLEST_NORMAL).clamp_min(0).view(torch.float32)
 
 
