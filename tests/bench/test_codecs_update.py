@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from hilore_planner.bench.codecs_update import bench_updates, everything_by, nothing_stored, summary
+from hilore_planner.bench.codecs_update import (
+    bench_updates,
+    copies_stored,
+    everything_by,
+    nothing_stored,
+    summary,
+)
 from hilore_planner.bench.setting import setting_named
 from hilore_planner.errors import OptionError
 from hilore_planner.grpo.actor import MODELS, actor_loss, build_qwen2, random_batch
@@ -41,12 +47,18 @@ def test_everything_stored_is_kept_by_the_codec() -> None:
     replayed = replay(found.problem, found.solution.placement)
     assert found.solution.peak_bytes == replayed.peak_bytes <= found.problem.memory_cap_bytes
     assert replayed.risk <= found.problem.gradient_error**2
-    made_again = nothing_stored(stored, "int8").solution
+    nothing = nothing_stored(stored, "int8")
+    made_again = nothing.solution
     assert {name: made_again.placement.get(name) for name in offered} != {
         name: found.solution.placement.get(name) for name in offered
     }
     assert not any(made_again.placement.get(name) == "store" for name in offered)
     assert made_again.objective_ns <= found.solution.objective_ns
+    same = copies_stored(nothing, "int8").solution
+    changed = {name for name, action in made_again.placement.items() if action == "compress:int8"}
+    assert changed
+    assert same.placement == {**made_again.placement, **dict.fromkeys(changed, "store")}
+    assert same.saved_bytes > made_again.saved_bytes
 
 
 def test_codecs_that_there_are_not_are_refused() -> None:
@@ -60,9 +72,13 @@ def test_times_are_compared_with_storing() -> None:
     rows: list[dict[str, Any]] = [
         {"setting": "a", "variant": "everything stored", "time_ms": 200.0, "saved_bytes": 100},
         {"setting": "a", "variant": "everything by int8", "time_ms": 201.0, "saved_bytes": 51},
+        {"setting": "a", "variant": "nothing stored, int8", "time_ms": 203.0, "saved_bytes": 40},
+        {"setting": "a", "variant": "stored instead of int8", "time_ms": 202.0, "saved_bytes": 79},
         {"setting": "b", "variant": "everything stored", "error": "no memory"},
     ]
     assert summary(rows) == [
         "a, everything by int8: +0.50% of the update, 51% of the bytes",
+        "a, nothing stored, int8: +1.50% of the update, 40% of the bytes; +0.50% over the same stored",
+        "a, stored instead of int8: +1.00% of the update, 79% of the bytes",
         "b, everything stored: no memory",
     ]
