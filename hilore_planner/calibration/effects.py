@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hilore_planner.calibration.interpret import Change
-from hilore_planner.calibration.measure import MeasuredBatch, change_by
+from hilore_planner.calibration.measure import MeasuredBatch
+from hilore_planner.calibration.round_trip import change_by
 from hilore_planner.calibration.trials import LARGEST_TELLING
 from hilore_planner.codec_names import read_tiers
 from hilore_planner.passes.codecs import codec_for, codec_named

@@ -204,7 +204,8 @@ def _run(node: Node, values: Mapping[Node, Any]) -> Any:
 
 def _like(change: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
     """The changed value in the layout of the original, so that views of it stay views."""
-    return torch.empty_like(value).copy_(change(value))
+    changed = change(value)
+    return changed if changed.stride() == value.stride() else torch.empty_like(value).copy_(changed)
 
 
 def _one(tangent: Node) -> Tensor:

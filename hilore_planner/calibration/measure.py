@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hilore_planner.calibration.capture import Inputs
 from hilore_planner.calibration.interpret import Change, JointInterpreter, Values
+from hilore_planner.calibration.round_trip import round_trip
 from hilore_planner.calibration.rows import SequenceWeights, squared_error
 from hilore_planner.passes.codecs import Codec
-from hilore_planner.passes.codecs.integers import Int8, PackedInt
 from hilore_planner.passes.units import RecoveryUnit
 
 
@@ -58,27 +58,6 @@ class MeasuredBatch:
         value = self.values[unit.maker]
         weights = None if self.weights is None else self.weights.over(value)
         return float(squared_error(value, round_trip(value, codec), weights))
-
-
-def round_trip(value: Tensor, codec: Codec) -> Tensor:
-    """What backward gets of a value that was kept by a codec.
-
-    Op by op, packing numbers into words and back would take longer than all else.
-    """
-    whole = value.contiguous()
-    if isinstance(codec, Int8 | PackedInt):
-        return codec.round_trip(whole)
-    return codec.decode(codec.encode(whole), value.dtype)
-
-
-def change_by(codec: Codec, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """The round trip as a change, its error multiplied by ``factor``."""
-
-    def change(value: Tensor) -> Tensor:
-        back = round_trip(value, codec)
-        return back if factor == 1.0 else torch.lerp(value, back, factor)
-
-    return change
 
 
 def _squared_norm(tensors: Iterable[Tensor]) -> float:

@@ -17,9 +17,10 @@ from hilore_planner.calibration.calibrate import calibrate
 from hilore_planner.calibration.capture import CapturedUpdate
 from hilore_planner.calibration.classes import spread_out
 from hilore_planner.calibration.interpret import Change, JointInterpreter
-from hilore_planner.calibration.measure import MeasuredBatch, change_by
+from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import ClassRisk, RiskProfile
+from hilore_planner.calibration.round_trip import change_by
 from hilore_planner.errors import OptionError, ProfileError, RegionError
 from hilore_planner.grpo.batch import LossBatch
 from hilore_planner.grpo.exposure import Exposure, exposure

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilore_planner.calibration.interpret import Change, JointInterpreter
-from hilore_planner.calibration.measure import change_by
+from hilore_planner.calibration.round_trip import change_by
 from hilore_planner.passes.codecs import codec_for
 from hilore_planner.passes.units import RecoveryGraph
 from tests.passes.joint import Traced, cut, trace_update

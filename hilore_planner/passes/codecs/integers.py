@@ -97,14 +97,6 @@ def _with_starts(kept: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (both & ~BELOW_BF16).view(torch.float32), both & BELOW_BF16
 
 
-def rounded(x: Tensor, size: int, largest: int, rounding: Rounding) -> Tensor:
-    """What is decoded of ``x`` (..., F) once it was encoded in groups of ``size``, without packing digits and back."""
-    groups = in_groups(x, size).to(torch.float32)
-    digits, scales = quantise(groups, largest, x.dtype, rounding)
-    values = dequantise(digits.flatten(1), scales.flatten(1), largest, x.dtype, rounding)
-    return values.view(x.shape)
-
-
 def _field(digits: Tensor, below: int, bits: int) -> Tensor:
     """``bits`` bits of each digit, of which ``below`` bits are lower."""
     shifted = digits.bitwise_right_shift(below) if below else digits
@@ -146,9 +138,9 @@ class Int8:
         values = dequantise(digits.to(torch.int32), scales, 127, dtype, self.rounding)
         return values.flatten(-2)
 
-    def round_trip(self, x: Tensor) -> Tensor:
-        """What decode gives of what encode makes."""
-        return rounded(x, largest_divisor(x.shape[-1], 128), 127, self.rounding)
+    def grid(self, features: int) -> tuple[int, int]:
+        """How many values of a row share a scale, and the largest whole number of steps."""
+        return largest_divisor(features, 128), 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +211,6 @@ class PackedInt:
             below += bits
         return dequantise(digits, scales, self._largest, dtype, self.rounding).flatten(-2)
 
-    def round_trip(self, x: Tensor) -> Tensor:
-        """What decode gives of what encode makes."""
-        return rounded(x, math.gcd(x.shape[-1], 32), self._largest, self.rounding)
+    def grid(self, features: int) -> tuple[int, int]:
+        """How many values of a row share a scale, and the largest whole number of steps."""
+        return math.gcd(features, 32), self._largest
