@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from hilore_planner.calibration.classes import UnitClass
 from hilore_planner.calibration.fit import Observations, beyond_usual
+from hilore_planner.calibration.ladders import probe, ranges
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import ClassRisk, RiskProfile
 from hilore_planner.calibration.trials import is_telling
@@ -35,7 +36,7 @@ def summed_risks(sampling: Sampling) -> RiskProfile:
         margin=1.0,
         shares=tuple(statistics.fmean(places) for places in zip(*sampling.shares, strict=True)),
         batches=sampling.batches,
-        codecs=sampling.codecs,
+        codecs=(*sampling.plain, *sampling.tiers),
         torch=str(torch.__version__),
         device=_device_name(sampling.interpreter.joint.primals),
     )
@@ -95,7 +96,7 @@ def _risk(
     errors: Callable[[Sampling, UnitClass, str], list[float]],
     margin: float,
 ) -> ClassRisk:
-    codecs = sampling.codecs
+    codecs = sampling.plain
     gains = ((name, sampling.gain(unit_class, name)) for name in codecs)
     return ClassRisk(
         kind=unit_class.kind,
@@ -110,6 +111,23 @@ def _risk(
         },
         erratic=tuple(name for name in codecs if name in sampling.erratic[id(unit_class)]),
         margin=margin,
+        places=_places(sampling, unit_class),
+    )
+
+
+def _places(sampling: Sampling, unit_class: UnitClass) -> tuple[float, ...]:
+    """Gains of a class's sequences over that of all, by place in the order of exposure; none where not measured."""
+    fine = probe(sampling.plain)
+    whole = sampling.gain(unit_class, fine)
+    if not whole or fine in sampling.erratic[id(unit_class)]:
+        return ()
+    found = {part: sampling.gain(unit_class, part.kept_by(fine)) for part in ranges(sampling.tiers)}
+    # Of sequences that none of the batches exposed nothing is known: those of others may be exposed.
+    known = {part: (gain or whole) / whole for part, gain in found.items() if gain is not None}
+    count = len(sampling.shares[0]) if sampling.shares and known else 0
+    middles = ((place + 0.5) / count for place in range(count))
+    return tuple(
+        next(gain for part, gain in known.items() if part.has(middle)) for middle in middles
     )
 
 

@@ -169,12 +169,13 @@ class CalibratedRisk:
         if found is None:
             return [FIRST_ORDER.risk(unit, codec)] * self._places
         scale = self.profile.additivity
-        by_place = [scale * _error(found, c) * _gain(found, c) for c in self._codecs(codec)]
-        if codec not in found.gains or read_tiers(codec) is None:
-            return by_place
-        # Measured as a whole: errors of sequences that are alike may go together.
-        whole, mean = scale * found.errors[codec] * found.gains[codec], self.mean(by_place)
-        return [whole * risk / mean for risk in by_place] if mean else [whole] * self._places
+        if read_tiers(codec) is None:
+            return [scale * _error(found, codec) * found.gain(codec)] * self._places
+        places = found.places or (1.0,) * self._places
+        return [
+            scale * place * _error(found, kept) * _gain_in_tiers(found, kept)
+            for place, kept in zip(places, self._codecs(codec), strict=True)
+        ]
 
     def _errors(self, unit: RecoveryUnit, codec: str) -> BySequence:
         found = self._class(unit, codec)
@@ -222,9 +223,9 @@ def _sum(a: BySequence, b: BySequence) -> BySequence:
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
-def _gain(found: ClassRisk, codec: str) -> float:
-    """What the gradient makes of an error by a plain codec; of lost rows, what it makes of the largest errors."""
-    return max(found.gains.values()) if codec in (STORE, DROP) else found.gain(codec)
+def _gain_in_tiers(found: ClassRisk, codec: str) -> float:
+    """What the gradient makes of an error in a tier; of lost rows, what it makes of the largest errors."""
+    return max(found.gains.values()) if codec in (STORE, DROP) else found.gain_in_tiers(codec)
 
 
 def _error(found: ClassRisk, codec: str) -> float:

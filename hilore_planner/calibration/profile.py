@@ -41,6 +41,8 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Codecs whose error acts out of proportion, which differs much between batches: none is planned with."""
     margin: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     """Factor on the profile's, as the gain differs more between batches than those of most classes."""
+    places: tuple[NotNegative, ...] = ()
+    """Of values in tiers: the gain of each sequence over that of all, the most exposed first; empty: it is the same."""
 
     def holds(self, layer: int | None) -> bool:
         """Whether a unit of this kind in ``layer`` belongs to the class."""
@@ -52,6 +54,16 @@ class ClassRisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The gain for a codec: that of its family which was measured at about its error; the largest if none was."""
         same = {known: gain for known, gain in self.gains.items() if family(known) == family(codec)}
         return self._at(self.errors[codec], same) if same else max(self.gains.values())
+
+    def gain_in_tiers(self, codec: str) -> float:
+        """The gain for a codec of tiers, of sequences whose place has the gain of all.
+
+        It is that of its family's finest: tiers round stochastically, so that coarse codecs act as fine ones do.
+        """
+        same = [known for known in self.gains if family(known) == family(codec)]
+        if not same:
+            return max(self.gains.values())
+        return self.gains[min(same, key=lambda known: self.errors[known])]
 
     def gain_at(self, error: float) -> float:
         """The gain for an error by any codec."""

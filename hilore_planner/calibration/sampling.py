@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 
 from hilore_planner.calibration.classes import (
     UnitClass,
@@ -20,7 +20,7 @@ from hilore_planner.calibration.classes import (
 from hilore_planner.calibration.effects import Effect, Effects
 from hilore_planner.calibration.estimate import fitted_risks, observations, summed_risks
 from hilore_planner.calibration.interpret import JointInterpreter
-from hilore_planner.calibration.ladders import coarsest_first, families, plain_codecs
+from hilore_planner.calibration.ladders import coarsest_first, ladders, plain_codecs
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import family
@@ -45,11 +45,12 @@ class Sampling:
     """What was measured so far."""
 
     graph: RecoveryGraph
-    codecs: tuple[str, ...]
-    """Those that lose something: plain ones, what tiers are made of, and tiers."""
+    plain: tuple[str, ...]
+    """Codecs that lose something, and what tiers are made of."""
+    tiers: tuple[str, ...]
+    """Tiered codecs."""
     ladders: tuple[tuple[str, ...], ...]
-    """What classes are kept by alone, the coarsest first: a family's codecs; and each tiered one, where errors may not
-    be independent."""
+    """What classes are kept by alone, the coarsest first; of each, finer ones only where coarser ones do not do."""
     kept: list[UnitClass]
     class_of: dict[str, int]
     """By unit's name, the identity of its class in ``kept``."""
@@ -93,8 +94,9 @@ class Sampling:
         kept = kept_classes(graph, buckets)
         return cls(
             graph,
-            (*plain, *tiers),
-            (*families(plain), *((name,) for name in tiers)),
+            plain,
+            tiers,
+            ladders(plain, tiers),
             kept,
             {unit.name: id(one) for one in kept for unit in one.units},
             rebuilt_classes(graph, buckets),
@@ -140,7 +142,8 @@ class Sampling:
             self.rounding = effects.rounding * norm
 
     def _measure_errors(self, batch: MeasuredBatch) -> None:
-        for unit_class, name in product(self.kept, self.codecs):
+        measured = dict.fromkeys(chain.from_iterable(self.ladders))
+        for unit_class, name in product(self.kept, dict.fromkeys((*measured, *self.tiers))):
             offered: dict[str, Codec] = {}
             for unit in unit_class.units:
                 value = batch.values[unit.maker]
@@ -151,6 +154,8 @@ class Sampling:
                 if spared > 0:
                     offered[unit.name] = codec
                     self.spared_bytes[unit.name, name] = spared
+            if name not in measured:
+                continue
             found = {
                 of: batch.error(self.graph.units[of], offered[of])
                 for of in spread_out(list(offered), _LOOKED_AT)
@@ -161,7 +166,7 @@ class Sampling:
 
     def _sample_kept(self, effects: Effects, unit_class: UnitClass) -> None:
         """The coarsest codec of each ladder that is in proportion: what feeds an exponential takes ever finer ones."""
-        known = 0.0
+        known: dict[str, float] = defaultdict(float)
         for ladder in self.ladders:
             for codec in ladder:
                 units = [u.name for u in unit_class.units if (u.name, codec) in self.errors]
@@ -169,18 +174,20 @@ class Sampling:
                     continue
                 error = sum(self.errors[name, codec][-1] for name in units)
                 found = Effect(0.0)
+                of = family(codec)
                 if _is_read(unit_class):
-                    tested = math.sqrt(known / error) if family(codec) == "fp" and error else 0.0
+                    most = max(known.values(), default=0.0) if of == "fp" else known[of]
+                    tested = math.sqrt(most / error) if error else 0.0
                     found = effects.of_class(dict.fromkeys(units, codec), tested=tested)
                 if self._sample(effects, unit_class, codec, found, error):
-                    known = max(known, error * found.factor**2)
+                    known[of] = max(known[of], error * found.factor**2)
                     break
         if _is_read(unit_class):
             self.steps.done()
 
     def _sample_rebuilt(self, effects: Effects, unit_class: UnitClass) -> None:
         """What making units again adds to the effect of their sources' own smaller copies."""
-        for codec in coarsest_first(plain_codecs(self.codecs)):
+        for codec in coarsest_first(self.plain):
             of = {source.name for unit in unit_class.units for source in self._sources(unit, codec)}
             units = [unit for unit in unit_class.units if unit.name not in of]
             error = sum(self.source_error(unit, codec) for unit in units)
@@ -242,7 +249,7 @@ class Sampling:
 
     def logs(self, unit_class: UnitClass) -> dict[int, float]:
         """Logarithms of a class's gain by batch, with the coarsest codec in proportion; none where it has none."""
-        plain = coarsest_first(plain_codecs(self.codecs))
+        plain = coarsest_first(self.plain)
         steady = [codec for codec in plain if codec not in self.erratic[id(unit_class)]]
         known = [self.samples.get((id(unit_class), codec), {}) for codec in steady]
         most = max(known, key=len, default={})

@@ -144,6 +144,52 @@ def test_recomputing_from_a_smaller_copy_is_charged(calibrated: Calibrated) -> N
     assert model.inexact_risk(unit, ["fp8_e4m3"]) > model.inexact_risk(unit, ["int8"]) > 0
 
 
+@pytest.fixture(scope="module")
+def tiered() -> Iterator[Calibrated]:
+    """Calibrated with tiers, on batches whose first two sequences are most exposed."""
+
+    def in_order(seed: int) -> tuple[Tensor, ...]:
+        x, chosen, _ = batch(seed)
+        return x, chosen, torch.tensor([2.0, 2.0, -0.6, -0.6, -0.6, -0.2, -0.2, -0.2])
+
+    torch._dynamo.reset()
+    model = Policy()
+    codecs = ["int8", "int4", "int8[:2/8x128]+int4", "bf16[:2/8x128]+int8[:5/8x128]+int4"]
+    profile = calibrate(
+        model,
+        map(in_order, range(3)),
+        exposure=exposed,
+        options={"codecs": codecs},
+        perturbed_batches=2,
+        progress=False,
+    )
+    captured = CapturedUpdate.of(model, in_order(0), CutSettings())
+    inputs = captured.inputs(in_order(100))
+    measured = MeasuredBatch(JointInterpreter.of(captured.graph), inputs, None)
+    yield Calibrated(model, profile, captured.graph, measured)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "codec",
+    ["int8[:2/8x128]+int4", "bf16[:2/8x128]+int8", "store[:2/8x128]+int8[:5/8x128]+int4"],
+)
+def test_tiers_that_were_not_measured_themselves_are_predicted(
+    tiered: Calibrated, codec: str
+) -> None:
+    known = {
+        unit.name
+        for unit in tiered.graph.units.values()
+        if (one := tiered.profile.find(tiered.profile.kept, unit.origin.kind, unit.origin.layer))
+        and {"bf16", "int8", "int4"} <= one.errors.keys()
+    }
+    placement = {n: f"compress:{codec}" if n in known else "store" for n in tiered.graph.units}
+    predicted = CalibratedRisk(tiered.profile, tiered.graph).typical(placement) ** 0.5
+    measured = tiered.held_out.share(_changes(placement, known, tiered.graph)) ** 0.5
+    assert predicted == pytest.approx(measured, rel=0.25)
+    assert codec not in tiered.profile.kept[0].gains
+
+
 def test_a_profile_is_a_file(calibrated: Calibrated, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     calibrated.profile.save(path)

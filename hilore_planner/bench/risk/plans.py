@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hilore_planner.bench.risk.allocate import allocate, forms_of, with_placement
-from hilore_planner.bench.risk.setting import RiskSetting
+from hilore_planner.bench.risk.task import exposure_of
 from hilore_planner.bench.risk.worker import (
     PLANNED,
     PROFILE,
@@ -25,24 +25,16 @@ from hilore_planner.calibration.interpret import Change, JointInterpreter
 from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import RiskProfile
-from hilore_planner.codec_names import STORE, Rows, TierNames
+from hilore_planner.codec_names import STORE, Rows
 from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
+from hilore_planner.passes.codecs.offers import tiered_names
 from hilore_planner.plan import PlacementPlan
+from hilore_planner.solvers.problem import compress_action
 
 CODECS = ("bf16", "int8", "fp8_e4m3", "int6", "int4")
-_TIERS = (
-    ("int8", "int6"),
-    ("int8", "int4"),
-    ("int6", "int4"),
-    ("bf16", "int8"),
-    ("bf16", "int6"),
-    (STORE, "bf16"),
-    (STORE, "int8"),
-    ("int8", "int6", "int4"),
-    ("bf16", "int8", "int6"),
-    (STORE, "bf16", "int8"),
-)
+_TIERS = 3
+"""Into how many the sequences are cut."""
 _LARGEST = 0.9
 """Budget under which every codec is offered."""
 _FINE = 1e-3
@@ -78,7 +70,7 @@ class Candidates:
             profile = without_margins(profile)
             path = folder / TYPICAL_PROFILE
             profile.save(path)
-        codecs = codecs_for(subject.setting, one_winner=one_winner)
+        codecs = codecs_for(subject, one_winner=one_winner)
         batch = subject.batch(1, one_winner=one_winner)
         roomy = plan(
             subject.update,
@@ -125,7 +117,7 @@ class Candidates:
         """The best codecs for some units within a budget."""
         return allocate(forms_of(self.roomy, list(names), codecs), budget_bytes)
 
-    def spread(self, names: Iterable[str], codecs: Sequence[str], error: float) -> PlacementPlan:
+    def spread(self, names: Iterable[str], codecs: Sequence[str], error: float) -> dict[str, str]:
         """As few bytes as ``codecs`` need for some units, with a typical gradient error up to ``error``."""
         forms = forms_of(self.roomy, list(names), codecs)
         least = sum(options[0].kept_bytes for options in forms.values())
@@ -135,18 +127,19 @@ class Candidates:
             placement = {**self.roomy.solution.placement, **allocate(forms, middle)}
             is_within = self.model.typical(placement) <= error**2
             least, most = (least, middle) if is_within else (middle, most)
-        return self.given(allocate(forms, most))
+        return allocate(forms, most)
 
     def offered(self, codec: str) -> list[str]:
         """Units that backward reads and that may be kept by ``codec``."""
         units = self.roomy.problem.units
         return [u.name for u in units if u.read_at and any(f.codec == codec for f in u.codecs)]
 
-    def bytes_of(self, names: Iterable[str], codec: str) -> int:
-        """What copies of some units take."""
-        wanted = set(names)
-        forms = (f for u in self.roomy.problem.units if u.name in wanted for f in u.codecs)
-        return sum(form.kept_bytes for form in forms if form.codec == codec)
+    def bytes_of(self, actions: Mapping[str, str]) -> int:
+        """What units take that are stored, or kept as copies."""
+        units = self.roomy.problem.units
+        known = {(u.name, compress_action(f.codec)): f.kept_bytes for u in units for f in u.codecs}
+        known |= {(unit.name, STORE): unit.kept_bytes for unit in units}
+        return sum(known[action] for action in actions.items())
 
 
 def without_margins(profile: RiskProfile) -> RiskProfile:
@@ -158,14 +151,15 @@ def without_margins(profile: RiskProfile) -> RiskProfile:
     return msgspec.structs.replace(profile, kept=kept, rebuilt=rebuilt, margin=1.0)
 
 
-def codecs_for(setting: RiskSetting, *, one_winner: bool) -> tuple[str, ...]:
-    """Plain codecs; with one winner a group, which stand first, splits between winners and the rest, or its halves."""
+def codecs_for(subject: Subject, *, one_winner: bool) -> tuple[str, ...]:
+    """Plain codecs; with one winner a group, tiers for the exposure of a microbatch, too."""
     if not one_winner:
         return CODECS
+    setting = subject.setting
     rows = Rows(setting.sequences, setting.prompt + setting.response - 1)
-    winners, rest = setting.groups, rows.sequences
-    stops = {2: (winners, rest), 3: (winners, (winners + rest) // 2, rest)}
-    return (*CODECS, *(str(TierNames(codecs, stops[len(codecs)], rows)) for codecs in _TIERS))
+    tiers = exposure_of(*subject.batch(1, one_winner=True)).tiers(_TIERS)
+    dtype: torch.dtype = getattr(torch, setting.dtype)
+    return (*CODECS, *tiered_names(tiers, rows, CODECS, dtype))
 
 
 def papers_units(names: Iterable[str]) -> list[str]:

@@ -33,13 +33,16 @@ from hilore_planner.bench.risk.task import exposure_of, new_model, train
 from hilore_planner.bench.risk.worker import PROFILE, WEIGHTS, WINNER_PROFILE, Subject
 from hilore_planner.bench.runner import Row
 from hilore_planner.calibration.calibrate import calibrate
-from hilore_planner.plan import PlacementPlan
 from hilore_planner.profiling import wait
+from hilore_planner.solvers.problem import compress_action
 
 BUDGET = 0.015
 """What the paper accepted."""
-SPREAD_LEVELS = ("bf16", "int8")
-"""Codecs whose bytes are spread among units, and among their sequences."""
+_OF_CODECS = {"bytes of bf16": "bf16", "bytes of int8": "int8"}
+_FOR_BUDGET = f"bytes for {BUDGET:g}"
+"""Those that plain codecs need for a typical error of the budget."""
+LEVELS = (*_OF_CODECS, _FOR_BUDGET)
+"""Bytes that are spread among units, and among their sequences."""
 _HELD_OUT = 10_000
 """First seed of microbatches that no calibration saw."""
 _FEW = 8
@@ -73,12 +76,11 @@ def bench_risk(setting: RiskSetting, *, device: str, side_by_side: int) -> Itera
         processes = Processes("hilore_planner.bench.risk.worker", _environment(side_by_side))
         run = partial(_measured, common=common, processes=processes)
         with contextlib.closing(processes), ThreadPoolExecutor(side_by_side) as pool:
-            running = [pool.submit(run, job) for job in _solved(usual)]
+            running = [pool.submit(run, job) for job in (*_solved(usual), *_spread(usual))]
             # Meanwhile, as compiling leaves the device idle.
             yield same | _calibrated(subject, folder / WINNER_PROFILE, one_winner=True) | trained
             winner = Candidates.of(subject, folder, one_winner=True)
             running += [pool.submit(run, job) for job in _tiers(winner)]
-            running += [pool.submit(run, job) for job in _spread(usual)]
             yield same | _papers_rule(winner)
             for done in as_completed(running):
                 yield same | done.result()
@@ -111,7 +113,7 @@ def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
         subject.update,
         (subject.batch(seed, one_winner=one_winner) for seed in seeds),
         exposure=lambda batch: exposure_of(*batch),
-        options={"codecs": list(codecs_for(setting, one_winner=one_winner)), "head": "off"},
+        options={"codecs": list(codecs_for(subject, one_winner=one_winner)), "head": "off"},
         perturbed_batches=setting.perturbed_batches,
     )
     profile.save(path)
@@ -152,12 +154,13 @@ def _spread(usual: Candidates) -> Iterator[Job]:
     """Plans that store or compress, and recompute nothing."""
     names = usual.offered("int8")
     for error in usual.subject.setting.spread_errors:
-        plan = usual.spread(names, (*CODECS, STORE), error)
-        yield _given(usual, f"no recomputation, {error:g}", plan)
+        compressed = usual.spread(names, (*CODECS, STORE), error)
+        yield _given(usual, f"no recomputation, {error:g}", compressed)
 
 
-def _given(candidates: Candidates, variant: str, plan: PlacementPlan) -> Job:
+def _given(candidates: Candidates, variant: str, compressed: dict[str, str]) -> Job:
     path = candidates.folder / variant
+    plan = candidates.given(compressed)
     plan.save(path)
     message = {"kind": "plan", "plan": str(path), "gradient_error": plan.problem.gradient_error}
     row = {"variant": variant, "gradient_error": None}
@@ -165,20 +168,25 @@ def _given(candidates: Candidates, variant: str, plan: PlacementPlan) -> Job:
 
 
 def _tiers(winner: Candidates) -> Iterator[Job]:
-    """Equal memory on batches with one winner in each group: codecs spread blindly, and by exposure."""
+    """Equal memory on batches with one winner in each group: codecs spread blindly, and by exposure.
+
+    Those by exposure come first: they take longest to compile.
+    """
     tiers = [codec for codec in winner.codecs if "[" in codec]
     names, blind = winner.offered(tiers[0]), (*CODECS, STORE)
-    budgets = {f"bytes of {level}": winner.bytes_of(names, level) for level in SPREAD_LEVELS}
-    for memory, budget_bytes in budgets.items():
-        for variant, codecs in (("blind", blind), ("by exposure", (*blind, *tiers))):
-            plan = winner.given(winner.split(names, codecs, budget_bytes))
-            yield _given(winner, f"{memory}, {variant}", plan)
-    units = [unit for unit in winner.roomy.problem.units if unit.name in names]
-    cast = sum(u.kept_bytes for u in units if u.name in papers_units(names))
-    spared = cast - cast // winner.subject.model.dtype.itemsize
-    papers_bytes = sum(u.kept_bytes for u in units) - spared
-    plan = winner.given(winner.split(names, (*blind, *tiers), papers_bytes))
-    yield _given(winner, "bytes of the paper's rule, by exposure", plan)
+    levels = {
+        level: dict.fromkeys(names, compress_action(codec)) for level, codec in _OF_CODECS.items()
+    }
+    levels[_FOR_BUDGET] = winner.spread(names, blind, BUDGET)
+    for variant, codecs in (("by exposure", (*blind, *tiers)), ("blind", blind)):
+        for memory, placement in levels.items():
+            compressed = winner.split(names, codecs, winner.bytes_of(placement))
+            yield _given(winner, f"{memory}, {variant}", compressed)
+    stored = winner.bytes_of(dict.fromkeys(names, STORE))
+    cast = winner.bytes_of(dict.fromkeys(papers_units(names), STORE))
+    papers_bytes = stored - cast + cast // winner.subject.model.dtype.itemsize
+    compressed = winner.split(names, (*blind, *tiers), papers_bytes)
+    yield _given(winner, "bytes of the paper's rule, by exposure", compressed)
 
 
 def _measuring(candidates: Candidates) -> dict[str, Any]:

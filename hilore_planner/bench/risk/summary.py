@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hilore_planner.bench.risk.run import BUDGET, SPREAD_LEVELS
+from hilore_planner.bench.risk.run import BUDGET, LEVELS
 from hilore_planner.bench.runner import Row
 
 
@@ -26,7 +26,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 _COMPARED = (
-    *((f"bytes of {level}, blind", f"bytes of {level}, by exposure") for level in SPREAD_LEVELS),
+    *((f"{level}, blind", f"{level}, by exposure") for level in LEVELS),
     ("the paper's rule, op by op", "bytes of the paper's rule, by exposure"),
 )
 
