@@ -3,7 +3,8 @@
 The forward runs once and leaves what backward may read: one value for each unit. A backward then reads every unit as it
 is, except those it is told to round-trip through a codec or to make again from their parents. What has no unit is made
 again by its readers, as in a planned update. The first backward, without changes, leaves a few of its own values:
-others need not run what comes before their first change, as the head and later layers do.
+others need not run what comes before their first change, as the head and later layers do. On a GPU chains of fusible
+work run as one program each.
 """
 
 from __future__ import annotations
@@ -17,18 +18,25 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from hilore_planner.calibration.fused import FusedChain, fused_chains
 from hilore_planner.passes import compat
 from hilore_planner.passes.graph import JointGraph
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.units import RecoveryGraph
 
 Values = dict[Node, Any]
-Reads = Mapping[Node, Sequence[Node]]
+Step = Node | FusedChain
+"""What runs as one."""
+ReadsOf = Callable[[Step], Sequence[Node]]
 Change = Callable[[Tensor], Tensor] | Literal["recompute"]
 _LANDMARKS = 12
 """Places in a backward that others may start from."""
 Changes = Mapping[str, Change]
 """By unit name: what backward reads instead of the value, or that the unit is made again."""
+_EAGER: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.prims.convert_element_type.default: Tensor.to,
+}
+"""What runs an op faster, by op: run by itself this one goes through a decomposition in Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +48,18 @@ class JointInterpreter:
         makers: nodes whose values the forward leaves, by unit name.
         at_hand: all nodes whose values the forward leaves.
         reads: what each node reads; torch lists it anew for each question, and every pass asks of all.
+        chains: those of the backward that are compiled, by what they make; all else runs op by op.
     """
 
     joint: JointGraph
     makers: Mapping[str, Node]
     at_hand: frozenset[Node]
-    reads: Reads
+    reads: Mapping[Node, Sequence[Node]]
+    chains: Mapping[Node, FusedChain]
 
     @classmethod
     def of(cls, graph: RecoveryGraph) -> JointInterpreter:
-        """For a graph of units."""
+        """For a graph of units. On the CPU, where compiling takes longer than it spares, all runs op by op."""
         joint = graph.joint
         makers = {unit.name: unit.maker for unit in graph.units.values() if unit.can_store}
         inputs = {compat.storage_key(primal) for primal in joint.primals}
@@ -62,17 +72,22 @@ class JointInterpreter:
             or (compat.is_getitem(node) and tensor(node) is None)
         )
         reads = {node: node.all_input_nodes for node in (*joint.forward, *joint.backward)}
-        return cls(joint, makers, frozenset((*makers.values(), *others)), reads)
+        is_on_gpu = any(
+            value.is_cuda for node in joint.primals if (value := tensor(node)) is not None
+        )
+        at_hand = frozenset((*makers.values(), *others))
+        chains = fused_chains(graph, at_hand, compat.compile_alone) if is_on_gpu else {}
+        return cls(joint, makers, at_hand, reads, chains)
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> Values:
         """Run the forward; returns the inputs and what is at hand in backward."""
         values: Values = dict(zip(self.joint.primals, inputs, strict=True))
         nodes = [node for node in self.joint.forward if not _writes_input(node)]
-        done_with = _done_with(nodes, self.reads, self.at_hand | set(self.joint.primals))
-        for node in nodes:
+        done_with = _done_with(nodes, self._reads({}), self.at_hand | set(self.joint.primals))
+        for node, done in zip(nodes, done_with, strict=True):
             values[node] = _run(node, values)
-            for used in done_with[node]:
+            for used in done:
                 del values[used]
         return values
 
@@ -81,7 +96,7 @@ class JointInterpreter:
         """Gradients of a scalar loss, by primals' indices; leaves in ``values`` where other backwards may start."""
         wanted = self._outputs()
         order = self._order(self._at_start(values), {}, wanted)
-        kept = landmarks(order, self.reads, frozenset(wanted))
+        kept = landmarks(order, self._reads({}), frozenset(wanted))
         return dict(self._backward(values, {}, wanted, {}, kept))
 
     @torch.no_grad()
@@ -132,58 +147,69 @@ class JointInterpreter:
         env = values | {tangent: _one(tangent) for tangent in self.joint.tangents}
         fixed = self._at_start(values)
         order = self._order(fixed, changed, wanted)
-        done_with = _done_with(order, self._reads(changed), fixed)
-        for node in order:
-            change = changed.get(node, "recompute")
-            env[node] = _run(node, env) if change == "recompute" else _like(change, exact[node])
-            if node in kept:
-                values[node] = env[node]
-            yield from ((index, env[node]) for index in wanted.get(node, ()))
-            for used in done_with[node]:
+        done: set[Node] = set()
+        for step, last_read in zip(
+            order, _done_with(order, self._reads(changed), fixed), strict=True
+        ):
+            done.update(_made_by(step))
+            for node, value in _results(step, env, changed, exact):
+                env[node] = value
+                if node in kept:
+                    values[node] = value
+                yield from ((index, value) for index in wanted.get(node, ()))
+            for used in last_read:
                 del env[used]
-        done = set(order)
         for node, places in wanted.items():
             if node not in done:
                 yield from ((index, env[node]) for index in places)
 
     def _order(
         self, fixed: frozenset[Node], changed: Mapping[Node, Change], wanted: Iterable[Node]
-    ) -> list[Node]:
-        """Nodes to run: of the backward what is needed, and forward nodes right before their first reader."""
+    ) -> list[Step]:
+        """What to run: of the backward what is needed, and forward nodes right before their first reader."""
         reads = self._reads(changed)
         needed = set(wanted)
         for node in reversed(self.joint.backward):
             if node in needed and node not in fixed:
-                needed.update(reads[node])
-        order: list[Node] = []
+                needed.update(reads(self._step(node)))
+        order: list[Step] = []
         done = set(fixed)
 
         def visit(node: Node) -> None:
             if node not in done:
-                done.add(node)
-                for argument in reads[node]:
+                step = self._step(node)
+                done.update(_made_by(step))
+                for argument in reads(step):
                     visit(argument)
-                order.append(node)
+                order.append(step)
 
         for node in (*self.joint.backward, *wanted):
             if node in needed and not _writes_input(node):
                 visit(node)
         return order
 
-    def _reads(self, changed: Mapping[Node, Change]) -> Reads:
-        """What running a node in backward reads; a round trip reads the kept value alone."""
-        trips = (node for node, change in changed.items() if change != "recompute")
-        return {**self.reads, **dict.fromkeys(trips, ())}
+    def _step(self, node: Node) -> Step:
+        return self.chains.get(node, node)
+
+    def _reads(self, changed: Mapping[Node, Change]) -> ReadsOf:
+        """What a step in backward reads; a round trip reads the kept value alone."""
+
+        def reads(step: Step) -> Sequence[Node]:
+            if isinstance(step, FusedChain):
+                return step.inputs
+            return self.reads[step] if changed.get(step, "recompute") == "recompute" else ()
+
+        return reads
 
 
-def landmarks(order: Sequence[Node], reads: Reads, outputs: frozenset[Node]) -> frozenset[Node]:
+def landmarks(order: Sequence[Step], reads: ReadsOf, outputs: frozenset[Node]) -> frozenset[Node]:
     """Values that a backward may start from: in each part of ``order``, those alive where fewest bytes are."""
     done_with = _done_with(order, reads, frozenset())
     alive: set[Node] = set()
     places: list[tuple[float, frozenset[Node]]] = []
-    for node in order:
-        alive.add(node)
-        alive.difference_update(done_with[node])
+    for step, last_read in zip(order, done_with, strict=True):
+        alive.update(_made_by(step))
+        alive.difference_update(last_read)
         places.append((sum(map(_bytes, alive - outputs)), frozenset(alive)))
     size = -(-len(order) // _LANDMARKS) or 1
     parts = (places[start : start + size] for start in range(0, len(order), size))
@@ -199,7 +225,18 @@ def _bytes(node: Node) -> float:
 
 def _run(node: Node, values: Mapping[Node, Any]) -> Any:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    run: Any = _EAGER.get(node.target, node.target)
+    return run(*args, **kwargs)
+
+
+def _results(
+    step: Step, values: Values, changed: Mapping[Node, Change], exact: Values
+) -> Iterable[tuple[Node, Any]]:
+    """What a step makes of ``values``, or of what a changed unit is without its change."""
+    if isinstance(step, FusedChain):
+        return step(values)
+    change = changed.get(step, "recompute")
+    return ((step, _run(step, values) if change == "recompute" else _like(change, exact[step])),)
 
 
 def _like(change: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
@@ -220,16 +257,17 @@ def _writes_input(node: Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def _done_with(
-    nodes: Sequence[Node], reads: Reads, kept: Collection[Node]
-) -> dict[Node, list[Node]]:
-    """By node, the values that none after it reads, without those that are ``kept``."""
-    last: dict[Node, Node] = {}
-    for node in nodes:
-        last[node] = node
-        last.update(dict.fromkeys(reads[node], node))
-    found: dict[Node, list[Node]] = {node: [] for node in nodes}
-    for used, node in last.items():
-        if used not in kept:
-            found[node].append(used)
+def _made_by(step: Step) -> tuple[Node, ...]:
+    return step.outputs if isinstance(step, FusedChain) else (step,)
+
+
+def _done_with(order: Sequence[Step], reads: ReadsOf, kept: Collection[Node]) -> list[list[Node]]:
+    """By step, the values that none after it reads, without those that are ``kept``."""
+    last: dict[Node, int] = {}
+    for place, step in enumerate(order):
+        last |= dict.fromkeys((*_made_by(step), *reads(step)), place)
+    found: list[list[Node]] = [[] for _ in order]
+    for node, place in last.items():
+        if node not in kept:
+            found[place].append(node)
     return found

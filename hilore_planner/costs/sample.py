@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,15 +16,15 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
-from torch.utils._pytree import tree_map
 
 from hilore_planner.costs.indices import index_limit
 from hilore_planner.costs.layout import Layout, layout_of
 from hilore_planner.passes import codecs, compat
 from hilore_planner.passes.chains import Chain
 from hilore_planner.passes.codecs import Codec
+from hilore_planner.passes.cutout import arguments_of, is_tie, module_of
 from hilore_planner.passes.ops import op_name, tensor
 
 aten = torch.ops.aten
@@ -87,7 +86,7 @@ def node_sample(node: Node) -> Sample:
     op: Any = _add if node.target is compat.added_mm() else node.target
 
     def eager(given: Sequence[Tensor]) -> Step:
-        args, kwargs = _arguments(node, dict(zip(inputs, given, strict=True)).__getitem__)
+        args, kwargs = arguments_of(node, dict(zip(inputs, given, strict=True)).__getitem__)
         return functools.partial(op, *args, **kwargs)
 
     sample = chain_sample(chain)
@@ -124,7 +123,7 @@ def _add(total: Tensor, left: Tensor, right: Tensor) -> None:
 def chain_sample(chain: Chain) -> Sample:
     """A chain, compiled as Inductor compiles it within a program."""
     layouts = [layout_of(_value(node)) for node in chain.inputs]
-    names = list(dict.fromkeys(op_name(node) for node in chain.nodes if not _is_tie(node)))
+    names = list(dict.fromkeys(op_name(node) for node in chain.nodes if not is_tie(node)))
     values = [value for node in chain.outputs if (value := tensor(node)) is not None]
     written = [_short(layout_of(value)) for value in values]
     limit = functools.partial(index_limit, chain)
@@ -132,7 +131,7 @@ def chain_sample(chain: Chain) -> Sample:
         key=_digest(f"{_text(chain)} {layouts}"),
         what=f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''} -> {', '.join(written[:2])}",
         inputs=lambda: tuple(replace(layout, limit=limit()) for layout in layouts),
-        make=lambda given: compat.compile_alone(_module(chain), given),
+        make=lambda given: compat.compile_alone(module_of(chain), given),
     )
 
 
@@ -214,7 +213,7 @@ def _text(chain: Chain) -> str:
     index = {node: f"%{place}" for place, node in enumerate(chain.inputs)}
     lines = []
     for node in chain.nodes:
-        if _is_tie(node):
+        if is_tie(node):
             index[node] = index[compat.used_by(node)[0]]
             continue
         lines.append(f"{node.target}{_work(node, lambda arg: index.get(arg, ''))}")
@@ -222,54 +221,10 @@ def _text(chain: Chain) -> str:
     return "\n".join([*lines, *(index[node] for node in chain.outputs)])
 
 
-def _is_tie(node: Node) -> bool:
-    """Whether a node only orders others: it is no work, and none by itself."""
-    return node.target is compat.held_after()
-
-
 def _work(node: Node, place: Callable[[Node], Any]) -> Any:
     """What an op is given, as far as its time depends on it: where a slice begins does not count."""
-    args, kwargs = _arguments(node, place)
+    args, kwargs = arguments_of(node, place)
     if node.target is not aten.slice.Tensor:
         return args, kwargs
     dim = args[1] if len(args) > 1 else 0
     return (args[0], dim, compat.hint(_value(node).shape[dim]), *args[4:]), kwargs
-
-
-def _arguments(node: Node, place: Callable[[Node], Any]) -> Any:
-    """A node's arguments, those in the chain as ``place`` has them, sizes as numbers."""
-
-    def replace(arg: Node) -> Any:
-        value = arg.meta.get("val")
-        return compat.hint(value) if isinstance(value, torch.SymInt) else place(arg)
-
-    def number(value: Any) -> Any:
-        return compat.hint(value) if isinstance(value, torch.SymInt) else value
-
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), replace)
-    return tree_map(number, (tuple(args), dict(kwargs)))
-
-
-def _module(chain: Chain) -> GraphModule:
-    graph = Graph()
-    env = {node: graph.placeholder(f"input_{i}") for i, node in enumerate(chain.inputs)}
-    for node in chain.nodes:
-        if _is_tie(node):
-            env[node] = env[compat.used_by(node)[0]]
-            continue
-        args, kwargs = _arguments(node, env.__getitem__)
-        env[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
-    results = [out for node in chain.outputs for out in _tensors_of(graph, node, env[node])]
-    graph.output(tuple(results))
-    return GraphModule(torch.nn.Module(), graph)
-
-
-def _tensors_of(graph: Graph, node: Node, copy: Node) -> Iterator[Node]:
-    """A value, or those of an op's results that are used."""
-    if tensor(node) is not None:
-        yield copy
-        return
-    used = {user.args[1] for user in node.users if user.target is operator.getitem}
-    for place, value in enumerate(node.meta["val"]):
-        if place in used and isinstance(value, Tensor):
-            yield graph.call_function(operator.getitem, (copy, place))
