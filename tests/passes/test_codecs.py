@@ -76,7 +76,9 @@ def test_kept_bytes_are_those_of_the_parts(
     assert bool(torch.isfinite(decoded).all())
 
 
-@pytest.mark.parametrize(("name", "bits"), [("int8", 8.125), ("int6", 6.5), ("int4", 4.5)])
+@pytest.mark.parametrize(
+    ("name", "bits"), [("int8", 8.125), ("fp8_e4m3", 8.125), ("int6", 6.5), ("int4", 4.5)]
+)
 def test_bits_a_value(name: str, bits: float) -> None:
     shape = (2, 64, 1536)
     assert 8 * codec_named(name).kept_bytes(shape, torch.bfloat16) == bits * math.prod(shape)
@@ -94,10 +96,10 @@ def test_no_value_moves_by_more_than_a_step(codec: Codec, dtype: torch.dtype, si
     is_half = codec.name in LEVELS or codec.rounding == "nearest"  # type: ignore[attr-defined]
     steps = 0.5 if is_half else 1.0
     if size == "largest":
-        # At the end of the range values are cut off rather than made infinite: 0.8% of the levels, and with noise,
-        # which may take a value half a step beyond its code, those of the last half step.
+        # At the end of the range values are cut off rather than made infinite: 0.8% of the levels (e4m3 has 16 up to
+        # each power of two), and with noise, which may take a value half a step beyond its code, the last half step.
         is_dithered = codec.name in LEVELS and codec.rounding == "stochastic"  # type: ignore[attr-defined]
-        steps += 0.008 * LEVELS.get(codec.name, 0) + 0.5 * is_dithered
+        steps += 0.008 * LEVELS.get(codec.name, 16) + 0.5 * is_dithered
     # Scales are 2^-8 larger, and then rounded to bf16, by 2^-8 at most; the value by the dtype's own.
     limit = steps * (1 + 2**-8) ** 2 * step(codec, peak, x)
     limit += torch.finfo(dtype).eps * torch.maximum(x.abs(), decoded.abs()).double()

@@ -19,9 +19,9 @@ from torch import Tensor
 
 Rounding = Literal["nearest", "stochastic"]
 
-ROUND_UP = 1 + 2.0**-8
-"""Makes up for the rounding of a scale to bf16: no value is beyond the last code."""
-SMALLEST_PEAK = 1e-35
+GROUP = 128
+"""Values that have one scale, where features allow it."""
+_SMALLEST_PEAK = 1e-35
 """Scales below are subnormal, which devices flush to zero: smaller values come back as zero."""
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
 """Bits of a float32 but its sign, and of infinity: those of NaNs are larger, of finite values smaller.
@@ -31,8 +31,7 @@ Magnitudes are compared as whole numbers, which takes a kernel one step where fl
 _SIGN, _SMALLEST_NORMAL = -(1 << 31), 0x00800000
 """Bits of a float32's sign; from the largest finite magnitude to infinity, and on to zero once they are turned."""
 BELOW_BF16 = 0xFFFF
-_HALF_BF16 = 0x8000
-"""Bits of a float32 that bf16 has not, and half of its last bit."""
+"""Bits of a float32 that bf16 has not."""
 _MOST_SIDES = 4
 _COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -147,13 +146,25 @@ def scales_of(kept: Tensor) -> Tensor:
 def scale_of(peak: Tensor, step: Tensor | float, dtype: torch.dtype, room: float = 1.0) -> Tensor:
     """Scale, ``peak`` times ``step`` or just above, float32 and exact in the dtype it is kept in.
 
-    At the very end of the dtype's range it is up to 0.8% below, so that ``1 / step / room`` scales are a finite value.
-    There are no divisions, which compiled kernels round otherwise, and rounding is of bits, as a compiler may leave out
-    a cast to bf16 and back: encode and decode use one scale.
+    Above by up to 2^-7, where that is bf16: no value is beyond the last code. At the very end of the dtype's range it
+    is as much below, so that ``1 / step / room`` scales are a finite value. There are no divisions, which compiled
+    kernels round otherwise, and rounding is of bits, as a compiler may leave out a cast to bf16 and back: encode and
+    decode use one scale. Limits are of bits, too: that takes a kernel one step where floating point takes three.
     """
-    end = torch.finfo(dtype).max * (2 - ROUND_UP) * room
-    peak = peak.clamp_min(SMALLEST_PEAK)
+    end = torch.finfo(dtype).max * (1 - 2.0**-7) * room
+    bits = peak.view(torch.int32).clamp(bits_of(_SMALLEST_PEAK), bits_of(end))
+    scale = bits.view(torch.float32) * step
     if scale_dtype(dtype) == torch.float32:
-        return peak.clamp_max(end) * step
-    scale = (peak * ROUND_UP).clamp_max(end) * step
-    return ((scale.view(torch.int32) + _HALF_BF16) & ~BELOW_BF16).view(torch.float32)
+        return scale
+    return ((scale.view(torch.int32) + BELOW_BF16) & ~BELOW_BF16).view(torch.float32)
+
+
+def larger(x: Tensor, y: Tensor) -> Tensor:
+    """The larger of positive float32, in one step."""
+    return torch.maximum(x.view(torch.int32), y.view(torch.int32)).view(torch.float32)
+
+
+def bits_of(number: float) -> int:
+    """Bits of the float32 nearest below a positive number."""
+    fraction, power = math.frexp(number)
+    return (power + 125 << 23) + int(fraction * (1 << 24))

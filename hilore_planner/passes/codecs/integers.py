@@ -21,6 +21,7 @@ from hilore_planner.passes.codecs.base import (
     in_groups,
     is_all_finite,
     is_wide_float,
+    larger,
     largest_divisor,
     scale_dtype,
     scale_of,
@@ -51,7 +52,7 @@ def quantise(
     room = largest / (largest + 0.5) if rounding == "stochastic" else 1.0
     scales = scale_of(peak, step, dtype, room)
     # Where a scale is below what its group needs, at the very end of the range, codes are, too.
-    size = torch.maximum(scales, peak * step)
+    size = larger(scales, peak * step)
     steps = groups * torch.where(is_marked, -size, size).reciprocal()
     point, highest = _point(largest, rounding), 2 * largest + 1
     raised = point.raised(steps)
