@@ -63,14 +63,13 @@ def calibrate(
             raise OptionError(f"{name} is {value}; accepted: 1 or more")
     read = Options.parse(options)
     settings = CutSettings(read.checkpoint_tags, read.head, head_totals=read.head_totals)
-    with shown("calibrating", progress) as steps:
+    with shown("calibrating", progress) as steps, uncollected():
         captured: CapturedUpdate | None = None
         sampling: Sampling | None = None
         for index, batch in enumerate(batches):
             steps.say(f"batch {index + 1}")
             if captured is None or sampling is None:
-                with uncollected():
-                    captured = CapturedUpdate.of(update, batch, settings)
+                captured = CapturedUpdate.of(update, batch, settings)
                 sampling = Sampling.of(captured.graph, read.codecs, depth_buckets, steps)
             inputs = captured.inputs(batch)
             weights = None if exposure is None else SequenceWeights.of(exposure(batch))
