@@ -67,10 +67,11 @@ def calibrate(
         captured: CapturedUpdate | None = None
         sampling: Sampling | None = None
         for index, batch in enumerate(batches):
-            steps.say(f"batch {index + 1}")
             if captured is None or sampling is None:
+                steps.say("tracing")
                 captured = CapturedUpdate.of(update, batch, settings)
                 sampling = Sampling.of(captured.graph, read.codecs, depth_buckets, steps)
+            steps.say(f"batch {index + 1}")
             inputs = captured.inputs(batch)
             weights = None if exposure is None else SequenceWeights.of(exposure(batch))
             measured = MeasuredBatch(sampling.interpreter, inputs, weights)
