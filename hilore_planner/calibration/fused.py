@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.chains import Chain, Chains, cut_chain, value_bytes
-from hilore_planner.passes.cutout import module_of
+from hilore_planner.passes.cutout import graph_of, module_of
 from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.units import RecoveryGraph
 
@@ -77,7 +77,7 @@ def _is_of(chain: Chain, backward: Collection[Node]) -> bool:
 def _identity(chain: Chain) -> str:
     """The same for chains that one program can run."""
     layouts = [(v.shape, v.stride(), v.dtype, v.device) for v in map(_value, chain.inputs)]
-    return f"{module_of(chain).graph} {layouts}"
+    return f"{graph_of(chain)} {layouts}"
 
 
 def _spared_bytes(chain: Chain) -> int:

@@ -18,6 +18,11 @@ from hilore_planner.passes.ops import tensor
 
 def module_of(chain: Chain) -> GraphModule:
     """Takes a chain's inputs and returns its outputs."""
+    return GraphModule(torch.nn.Module(), graph_of(chain))
+
+
+def graph_of(chain: Chain) -> Graph:
+    """The ops of a chain, their names numbered: its text is the same for chains that do the same."""
     graph = Graph()
     env = {node: graph.placeholder(f"input_{i}") for i, node in enumerate(chain.inputs)}
     for node in chain.nodes:
@@ -28,7 +33,7 @@ def module_of(chain: Chain) -> GraphModule:
         env[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
     results = [out for node in chain.outputs for out in _tensors_of(graph, node, env[node])]
     graph.output(tuple(results))
-    return GraphModule(torch.nn.Module(), graph)
+    return graph
 
 
 def arguments_of(node: Node, place: Callable[[Node], Any]) -> Any:
