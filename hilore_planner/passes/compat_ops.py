@@ -46,7 +46,7 @@ def held_after() -> Any:
             V.graph.additional_buffer_deps[made.get_operation_name()].add(before.get_name())
         return value
 
-    return _lowered(torch.ops.hilore.held_after.default, lowering)
+    return lowered(torch.ops.hilore.held_after.default, lowering)
 
 
 def used_by(node: Node) -> list[Node]:
@@ -91,7 +91,7 @@ def added_mm() -> Any:
     def _(total: Any, left: Any, right: Any, *, out_shape: Any = None, **_: Any) -> Any:
         return mm_flop(left, right)
 
-    return _lowered(torch.ops.hilore.added_mm.default, _lower_added_mm)
+    return lowered(torch.ops.hilore.added_mm.default, _lower_added_mm)
 
 
 def add_product(
@@ -127,7 +127,7 @@ def wide_mm() -> Any:
     def _(left: Any, right: Any, *, out_shape: Any = None, **_: Any) -> Any:
         return mm_flop(left, right)
 
-    return _lowered(torch.ops.hilore.wide_mm.default, _lower_wide_mm)
+    return lowered(torch.ops.hilore.wide_mm.default, _lower_wide_mm)
 
 
 def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -218,7 +218,8 @@ def _whole_view(value: Any) -> Any:
     return ir.ReinterpretView(data=ir.StorageBox(_buffer_behind(value)), layout=value.get_layout())
 
 
-def _lowered(overload: Any, lowering: Callable[..., Any]) -> Any:
+def lowered(overload: Any, lowering: Callable[..., Any]) -> Any:
+    """The operator, once Inductor knows how to lower it."""
     from torch._inductor.lowering import register_lowering
 
     register_lowering(overload, type_promotion_kind=None)(lowering)

@@ -68,10 +68,25 @@ def test_a_copy_takes_no_kernel_of_its_own(codec: Codec, device: str) -> None:
     # Kernels may round a value that lies between two codes to the other one, but decode by the very scale and noise.
     decoded = codec.decode(tuple(kept), torch.float32)
     again = codec.decode(codec.encode(product), torch.float32)
+    assert torch.equal(decoded.isnan(), product.isnan())
+    assert torch.equal(decoded.isinf(), product.isinf())
     is_same = (decoded - again).abs() <= 1e-6 * again.abs()
     assert float(is_same[again.isfinite()].float().mean()) > 0.999
     wrong = (decoded - product).abs().nan_to_num(posinf=0.0)
     assert float(wrong.max()) <= 1.001 * float((again - product).abs().nan_to_num(posinf=0.0).max())
+
+
+@devices
+def test_a_cast_to_eight_bits_keeps_what_is_beyond_them(device: str) -> None:
+    """NaNs and signs, too; compiled and not."""
+    cast, inf = compat.to_e4m3(), torch.inf
+    given = torch.tensor([0.0, 1.0, 17.0, -19.0, 448.0, 465.0, -1e9, inf, -inf, torch.nan])
+    nearest = torch.tensor([0.0, 1.0, 16.0, -20.0, 448.0, 448.0, -448.0, 448.0, -448.0, torch.nan])
+    (compiled,), code = _compiled(lambda x: (cast(x),), given.to(device))
+    assert len(_KERNEL.findall(code)) == 1
+    for found in (cast(given.to(device)), compiled):
+        assert found.dtype == torch.float8_e4m3fn
+        torch.testing.assert_close(found.float().cpu(), nearest, rtol=0, atol=0, equal_nan=True)
 
 
 @devices

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hilore_planner.passes import compat
 from hilore_planner.passes.codecs.base import (
     GROUP,
     Rounding,
@@ -27,6 +28,7 @@ from hilore_planner.passes.codecs.rounding import NOISE_BITS, dither, starts_of
 
 _LARGEST, _INFINITY, _SMALLEST_NORMAL = 384.0, 448.0, 2.0**-6
 """The largest of e4m3 stands for infinity, of which it has none; finite values end before."""
+_TO_E4M3 = compat.to_e4m3()
 _BELOW_BITS = 20
 """Bits of float32 below the last of e4m3."""
 _FEWEST = 8
@@ -64,9 +66,7 @@ class Fp8E4M3:
         if self.rounding == "stochastic":
             rounded = _up_or_down(scaled.abs(), starts_of(scales))
             scaled = torch.where(scaled.abs() < _INFINITY, rounded.copysign(scaled), scaled)
-        infinite = scaled.new_full((), _INFINITY).copysign(scaled)
-        codes = torch.where(scaled.abs() > _INFINITY, infinite, scaled).to(torch.float8_e4m3fn)
-        return by_rows(codes, x), by_rows(scales.to(scale_dtype(x.dtype)), x)
+        return by_rows(_TO_E4M3(scaled), x), by_rows(scales.to(scale_dtype(x.dtype)), x)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Inverse of encode, in ``dtype``."""
