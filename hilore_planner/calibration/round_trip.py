@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.codecs.base import scale_of
+from hilore_planner.passes.codecs.floats import Fp8E4M3
 from hilore_planner.passes.codecs.integers import Int8, PackedInt
 from hilore_planner.passes.codecs.layout import InMemoryOrder
 from hilore_planner.passes.codecs.rounding import NOISE_BITS, dither, starts_of
@@ -37,17 +38,20 @@ def round_trip(value: Tensor, codec: Codec) -> Tensor:
         back = round_trip(value.permute(codec.order), codec.codec)
         return back.permute([codec.order.index(dim) for dim in range(value.dim())])
     whole = value.contiguous()
-    if isinstance(codec, Int8 | PackedInt):
+    if isinstance(codec, Int8 | PackedInt | Fp8E4M3):
         size, largest = codec.grid(value.shape[-1])
         groups = whole.view(-1, size)
         peaks = torch.linalg.vector_norm(groups, math.inf, -1, keepdim=True).to(torch.float32)
+        is_dithered = codec.rounding == "stochastic"
         if bool(peaks.isfinite().all()):
-            is_dithered = codec.rounding == "stochastic"
-            return _on_grid(groups, peaks, largest, is_dithered=is_dithered).view(value.shape)
+            if not isinstance(codec, Fp8E4M3):
+                return _steps(groups, peaks, largest, is_dithered=is_dithered).view(value.shape)
+            if not is_dithered:
+                return _floats(groups, peaks, largest).view(value.shape)
     return codec.decode(codec.encode(whole), value.dtype)
 
 
-def _on_grid(groups: Tensor, peaks: Tensor, largest: int, *, is_dithered: bool) -> Tensor:
+def _steps(groups: Tensor, peaks: Tensor, largest: int, *, is_dithered: bool) -> Tensor:
     """Finite groups (N, g), of magnitudes up to ``peaks`` (N, 1), as whole numbers of steps."""
     step = 1 / largest
     room = largest / (largest + 0.5) if is_dithered else 1.0
@@ -55,11 +59,16 @@ def _on_grid(groups: Tensor, peaks: Tensor, largest: int, *, is_dithered: bool) 
     steps = groups * torch.maximum(scales, peaks * step).reciprocal()
     if is_dithered:
         noise = dither(starts_of(scales), groups.shape[1:])
-        middle = (
-            2.0 ** (23 - NOISE_BITS) + largest + 1
-        )  # float32 is exact to the noise's step there
-        steps.add_(middle).add_(noise, alpha=_NOISE_STEP).floor_()
-        steps.sub_(noise, alpha=_NOISE_STEP).sub_(middle - 0.5)
+        exact = 2.0 ** (23 - NOISE_BITS) + largest + 1  # there float32 counts the noise's steps
+        steps.add_(exact).add_(noise, alpha=_NOISE_STEP).floor_()
+        steps.sub_(noise, alpha=_NOISE_STEP).sub_(exact - 0.5)
     else:
         steps.round_()
     return torch.mul(steps, scales, out=torch.empty_like(groups))
+
+
+def _floats(groups: Tensor, peaks: Tensor, largest: int) -> Tensor:
+    """The same as the nearest of eight-bit floats."""
+    scales = scale_of(peaks, 1 / largest, groups.dtype)
+    codes = (groups * scales.reciprocal()).to(torch.float8_e4m3fn)
+    return torch.mul(codes.to(groups.dtype), scales, out=torch.empty_like(groups))

@@ -75,6 +75,10 @@ class Fp8E4M3:
         size = scales_of(scales).masked_fill(scaled.abs() >= _INFINITY, math.inf)
         return (scaled * size).to(dtype).flatten(-2)
 
+    def grid(self, features: int) -> tuple[int, int]:
+        """How many values of a row share a scale, and what their largest becomes."""
+        return largest_divisor(features, GROUP), int(_LARGEST)
+
 
 @dataclass(frozen=True, slots=True)
 class Bf16:
