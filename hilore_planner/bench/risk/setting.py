@@ -87,7 +87,7 @@ RISK_SETTINGS = {
             calibration_batches=16,
             perturbed_batches=5,
             held_out=52,
-            solved_errors=(0.002, 0.004, 0.008, 0.0125, 0.02, 0.03, 0.045),
+            solved_errors=(0.002, 0.004, 0.008, 0.02, 0.03, 0.045),
             spread_errors=(0.003, 0.006, 0.01, 0.015, 0.025, 0.04),
         ),
     )
