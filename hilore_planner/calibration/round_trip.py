@@ -15,7 +15,7 @@ from torch import Tensor
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.codecs.base import scale_of
 from hilore_planner.passes.codecs.floats import Fp8E4M3
-from hilore_planner.passes.codecs.integers import Int8, PackedInt
+from hilore_planner.passes.codecs.integers import Int8, PackedInt, step_size
 from hilore_planner.passes.codecs.layout import InMemoryOrder
 from hilore_planner.passes.codecs.rounding import NOISE_BITS, dither, starts_of
 
@@ -56,14 +56,16 @@ def _steps(groups: Tensor, peaks: Tensor, largest: int, *, is_dithered: bool) ->
     step = 1 / largest
     room = largest / (largest + 0.5) if is_dithered else 1.0
     scales = scale_of(peaks, step, groups.dtype, room)
-    steps = groups * torch.maximum(scales, peaks * step).reciprocal()
+    per_step = step_size(scales, peaks, step).reciprocal()
     if is_dithered:
+        steps = groups * per_step
         noise = dither(starts_of(scales), groups.shape[1:])
         exact = 2.0 ** (23 - NOISE_BITS) + largest + 1  # there float32 counts the noise's steps
         steps.add_(exact).add_(noise, alpha=_NOISE_STEP).floor_()
         steps.sub_(noise, alpha=_NOISE_STEP).sub_(exact - 0.5)
     else:
-        steps.round_()
+        middle = peaks.new_full((), 2.0**23 + largest)  # ties are rounded as the codec does
+        steps = torch.addcmul(middle, groups, per_step).sub_(middle)
     return torch.mul(steps, scales, out=torch.empty_like(groups))
 
 

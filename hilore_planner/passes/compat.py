@@ -25,7 +25,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hilore_planner.passes.compat_casts import to_e4m3
+from hilore_planner.passes.compat_casts import to_bits, to_e4m3
 from hilore_planner.passes.compat_compile import (
     WHOLE_COPIES,
     compile_alone,
@@ -63,6 +63,7 @@ __all__ = [
     "start_compilers",
     "storage_key",
     "tag_forced_saves",
+    "to_bits",
     "to_e4m3",
     "used_by",
     "wide_mm",

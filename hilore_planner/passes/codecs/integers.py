@@ -1,7 +1,7 @@
 """Whole numbers of steps, a scale for each group of a row: int8, int6, int4.
 
-A group with infinities or NaNs has a negative scale, and codes of the other sign. There the highest code stands for
-NaN, the next and the lowest for the infinities, and finite values share the codes between. Other groups never see it.
+A group with infinities or NaNs has a negative scale, and codes of the other sign. There the lowest code stands for NaN,
+the next and the highest for the infinities, and finite values share the codes between. Other groups never see it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hilore_planner.passes import compat
 from hilore_planner.passes.codecs.base import (
     BELOW_BF16,
     Rounding,
@@ -37,6 +38,10 @@ from hilore_planner.passes.codecs.rounding import (
     written_out,
 )
 
+_TO_BITS = compat.to_bits()
+_NOT_FINITE = 0x7F800001
+"""Bits of a NaN; one less are those of infinity, and some less of finite values that times two are infinite."""
+
 
 def quantise(
     groups: Tensor, largest: int, dtype: torch.dtype, rounding: Rounding
@@ -51,23 +56,31 @@ def quantise(
     # Without its noise a value may be half a step beyond its code.
     room = largest / (largest + 0.5) if rounding == "stochastic" else 1.0
     scales = scale_of(peak, step, dtype, room)
-    # Where a scale is below what its group needs, at the very end of the range, codes are, too.
-    size = larger(scales, peak * step)
+    size = step_size(scales, peak, step)
     steps = groups * torch.where(is_marked, -size, size).reciprocal()
     point, highest = _point(largest, rounding), 2 * largest + 1
-    raised = point.raised(steps)
-    ordinary = torch.minimum(
-        raised.view(torch.int32), point.whole(highest - is_marked.to(torch.int32))
-    )
-    fixed = torch.where(raised.isnan(), point.whole(highest), ordinary)
+    bits = _TO_BITS(point.raised(steps))
+    whole = bits
     if rounding == "stochastic":
-        fixed = fixed + dither(starts_of(scales), groups.shape[1:])
-        fixed = fixed.bitwise_right_shift(point.bits)
-    return fixed & highest, torch.where(is_marked, -scales, scales).to(scale_dtype(dtype))
+        noise = dither(starts_of(scales), groups.shape[1:])
+        whole = bits + torch.where(steps.abs() < math.inf, noise, 0)
+        whole = whole.bitwise_right_shift(point.bits)
+    # The upper two bits are 1, of -inf -1. Others are ones of NaNs and zeros of infinities: with the former that makes
+    # three digits around zero, of the finite values of a marked group the others.
+    digits = (whole & highest) + bits.bitwise_right_shift(30)
+    return digits & highest, torch.where(is_marked, -scales, scales).to(scale_dtype(dtype))
+
+
+def step_size(scales: Tensor, peak: Tensor, step: Tensor | float) -> Tensor:
+    """What values of groups are divided by, so that none is ``1 / step`` or more: its scale, or just above.
+
+    At the very end of the range scales are less.
+    """
+    return larger(scales, peak * step * (1 + 2.0**-20))
 
 
 def _point(largest: int, rounding: Rounding) -> FixedPoint:
-    return FixedPoint(NOISE_BITS if rounding == "stochastic" else 0, largest + 1)
+    return FixedPoint(NOISE_BITS if rounding == "stochastic" else 0, largest)
 
 
 def dequantise(
@@ -75,7 +88,8 @@ def dequantise(
 ) -> Tensor:
     """Inverse of ``quantise``: values of ``dtype``, from digits (..., G, g) int32 and scales (..., G, 1)."""
     kept = scales_of(scales)
-    point = _point(largest, rounding)
+    # A digit is one more than its value in fixed point.
+    point = FixedPoint(_point(largest, rounding).bits, largest + 1)
     fixed = point.whole(digits)
     if rounding == "stochastic":
         kept, starts = _with_starts(kept, dtype)
@@ -84,8 +98,8 @@ def dequantise(
         steps = point.back(fixed + (noise ^ ((1 << point.bits) - 1)), 0.5 - 2.0**-point.bits)
     else:
         steps = point.back(fixed)
-    other = torch.where(steps > largest - 0.5, math.nan, -math.inf)
     outermost = torch.where(kept < 0, largest - 1.5, math.inf)
+    other = (_NOT_FINITE - digits).view(torch.float32)
     return (steps * torch.where(steps.abs() > outermost, other, kept)).to(dtype)
 
 

@@ -53,10 +53,7 @@ class FixedPoint:
         return digits * (1 << self.bits) + exponent
 
     def raised(self, x: Tensor) -> Tensor:
-        """Float32 to float32 whose bits, seen as int32, are :meth:`whole` of the nearest numbers, rather the even.
-
-        Of infinities the negative one is -1 · 2^23 then, and the other above all numbers.
-        """
+        """Float32 to float32 whose bits, seen as int32, are :meth:`whole` of the nearest numbers."""
         return x + float(self._base + self.zero)
 
     def back(self, fixed: Tensor, offset: float = 0.0) -> Tensor:
