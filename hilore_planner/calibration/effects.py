@@ -75,7 +75,11 @@ class Effects:
         key = (frozenset(kept.items()), frozenset(rebuilt), factor)
         if key not in self._known:
             changes: dict[str, Change] = {
-                name: change_by(codec_for(self.graph.units[name], codec), factor)
+                name: change_by(
+                    codec_for(self.graph.units[name], codec),
+                    factor,
+                    is_finite=self.batch.is_finite,
+                )
                 for name, codec in kept.items()
             }
             share = self.batch.share(changes | dict.fromkeys(key[1], "recompute"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -30,11 +31,15 @@ class MeasuredBatch:
     reference: dict[int, Tensor] = field(init=False)
     squared_norm: float = field(init=False)
     """Of the exact gradient."""
+    is_finite: bool = field(init=False)
+    """Whether all activations are."""
 
     def __post_init__(self) -> None:
         self.values = self.interpreter.forward(self.inputs)
         self.reference = self.interpreter.reference(self.values)
         self.squared_norm = _squared_norm(self.reference.values())
+        kept = (self.values[maker] for maker in self.interpreter.makers.values())
+        self.is_finite = _are_finite(value for value in kept if value.is_floating_point())
 
     @property
     def exposed(self) -> float:
@@ -57,7 +62,13 @@ class MeasuredBatch:
         """Squared relative error of a unit's value kept by a codec."""
         value = self.values[unit.maker]
         weights = None if self.weights is None else self.weights.over(value)
-        return float(squared_error(value, round_trip(value, codec), weights))
+        back = round_trip(value, codec, is_finite=self.is_finite)
+        return float(squared_error(value, back, weights))
+
+
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    peaks = [torch.linalg.vector_norm(tensor, math.inf, dtype=torch.float32) for tensor in tensors]
+    return not peaks or bool(torch.stack(peaks).isfinite().all())
 
 
 def _squared_norm(tensors: Iterable[Tensor]) -> float:

@@ -22,55 +22,60 @@ from hilore_planner.passes.codecs.rounding import NOISE_BITS, dither, starts_of
 _NOISE_STEP = 2.0**-NOISE_BITS
 
 
-def change_by(codec: Codec, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
+def change_by(
+    codec: Codec, factor: float = 1.0, *, is_finite: bool = False
+) -> Callable[[Tensor], Tensor]:
     """The round trip as a change, its error multiplied by ``factor``."""
 
     def change(value: Tensor) -> Tensor:
-        back = round_trip(value, codec)
+        back = round_trip(value, codec, is_finite=is_finite)
         return back if factor == 1.0 else torch.lerp(value, back, factor)
 
     return change
 
 
-def round_trip(value: Tensor, codec: Codec) -> Tensor:
-    """What ``codec`` decodes of what it encoded, to the bit, in the layout of ``value`` where that has no gaps."""
+def round_trip(value: Tensor, codec: Codec, *, is_finite: bool) -> Tensor:
+    """What ``codec`` decodes of what it encoded, to the bit, in the layout of ``value`` where that has no gaps.
+
+    Faster where the value is known to be ``is_finite``, all of it.
+    """
     if isinstance(codec, InMemoryOrder):
-        back = round_trip(value.permute(codec.order), codec.codec)
+        back = round_trip(value.permute(codec.order), codec.codec, is_finite=is_finite)
         return back.permute([codec.order.index(dim) for dim in range(value.dim())])
     whole = value.contiguous()
-    if isinstance(codec, Int8 | PackedInt | Fp8E4M3):
-        size, largest = codec.grid(value.shape[-1])
-        groups = whole.view(-1, size)
-        peaks = torch.linalg.vector_norm(groups, math.inf, -1, keepdim=True).to(torch.float32)
+    if is_finite and isinstance(codec, Int8 | PackedInt):
         is_dithered = codec.rounding == "stochastic"
-        if bool(peaks.isfinite().all()):
-            if not isinstance(codec, Fp8E4M3):
-                return _steps(groups, peaks, largest, is_dithered=is_dithered).view(value.shape)
-            if not is_dithered:
-                return _floats(groups, peaks, largest).view(value.shape)
+        return _steps(whole, *codec.grid(whole.shape[-1]), is_dithered=is_dithered)
+    if is_finite and isinstance(codec, Fp8E4M3) and codec.rounding == "nearest":
+        return _floats(whole, *codec.grid(whole.shape[-1]))
     return codec.decode(codec.encode(whole), value.dtype)
 
 
-def _steps(groups: Tensor, peaks: Tensor, largest: int, *, is_dithered: bool) -> Tensor:
-    """Finite groups (N, g), of magnitudes up to ``peaks`` (N, 1), as whole numbers of steps."""
-    step = 1 / largest
+def _steps(value: Tensor, size: int, largest: int, *, is_dithered: bool) -> Tensor:
+    """As whole numbers of steps, a group's largest magnitude being ``largest`` of them."""
+    groups, peaks = _grouped(value, size)
     room = largest / (largest + 0.5) if is_dithered else 1.0
-    scales = scale_of(peaks, step, groups.dtype, room)
-    per_step = step_size(scales, peaks, step).reciprocal()
+    scales = scale_of(peaks, 1 / largest, groups.dtype, room)
+    steps = groups * step_size(scales, peaks, 1 / largest).reciprocal()
+    # From here on float32 counts whole steps, or those of the noise.
+    start = 2.0 ** (23 - NOISE_BITS * is_dithered) + largest
+    steps.add_(start)
     if is_dithered:
-        steps = groups * per_step
         noise = dither(starts_of(scales), groups.shape[1:])
-        exact = 2.0 ** (23 - NOISE_BITS) + largest + 1  # there float32 counts the noise's steps
-        steps.add_(exact).add_(noise, alpha=_NOISE_STEP).floor_()
-        steps.sub_(noise, alpha=_NOISE_STEP).sub_(exact - 0.5)
-    else:
-        middle = peaks.new_full((), 2.0**23 + largest)  # ties are rounded as the codec does
-        steps = torch.addcmul(middle, groups, per_step).sub_(middle)
-    return torch.mul(steps, scales, out=torch.empty_like(groups))
+        steps.add_(noise, alpha=_NOISE_STEP).floor_().sub_(noise, alpha=_NOISE_STEP).add_(0.5)
+    steps.sub_(start)
+    return torch.mul(steps, scales, out=torch.empty_like(groups)).view(value.shape)
 
 
-def _floats(groups: Tensor, peaks: Tensor, largest: int) -> Tensor:
-    """The same as the nearest of eight-bit floats."""
+def _floats(value: Tensor, size: int, largest: int) -> Tensor:
+    """As the nearest of eight-bit floats, a group's largest magnitude being ``largest``."""
+    groups, peaks = _grouped(value, size)
     scales = scale_of(peaks, 1 / largest, groups.dtype)
     codes = (groups * scales.reciprocal()).to(torch.float8_e4m3fn)
-    return torch.mul(codes.to(groups.dtype), scales, out=torch.empty_like(groups))
+    return torch.mul(codes.to(groups.dtype), scales, out=torch.empty_like(groups)).view(value.shape)
+
+
+def _grouped(value: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Groups (N, size), and the largest magnitude of each, float32 (N, 1)."""
+    groups = value.view(-1, size)
+    return groups, torch.linalg.vector_norm(groups, math.inf, -1, keepdim=True).to(torch.float32)

@@ -18,6 +18,7 @@ class FakeBatch:
 
     of_factor: Callable[[float], float]
     is_half: bool = False
+    is_finite: bool = True
     factors: list[float] = field(default_factory=list)
 
     def share(self, changes: dict[str, float]) -> float:
@@ -36,7 +37,7 @@ def _effects(
         units: dict[str, None] = field(default_factory=lambda: {"u": None})
 
     monkeypatch.setattr(effects, "codec_for", lambda unit, codec: codec)
-    monkeypatch.setattr(effects, "change_by", lambda codec, factor: factor)
+    monkeypatch.setattr(effects, "change_by", lambda codec, factor, is_finite: factor)
     fake = FakeBatch(of_factor, **batch)
     return Effects(Graph(), fake), fake  # type: ignore[arg-type]
 
