@@ -14,6 +14,7 @@ from hilore_planner.calibration.interpret import Change, JointInterpreter, Value
 from hilore_planner.calibration.round_trip import round_trip
 from hilore_planner.calibration.rows import SequenceWeights, squared_error
 from hilore_planner.passes.codecs import Codec
+from hilore_planner.passes.codecs.base import is_wide_float
 from hilore_planner.passes.units import RecoveryUnit
 
 
@@ -32,14 +33,14 @@ class MeasuredBatch:
     squared_norm: float = field(init=False)
     """Of the exact gradient."""
     is_finite: bool = field(init=False)
-    """Whether all activations are."""
+    """Whether all activations are that a codec may lose something of."""
 
     def __post_init__(self) -> None:
         self.values = self.interpreter.forward(self.inputs)
         self.reference = self.interpreter.reference(self.values)
         self.squared_norm = _squared_norm(self.reference.values())
         kept = (self.values[maker] for maker in self.interpreter.makers.values())
-        self.is_finite = _are_finite(value for value in kept if value.is_floating_point())
+        self.is_finite = _are_finite(filter(is_wide_float, kept))
 
     @property
     def exposed(self) -> float:
