@@ -24,11 +24,18 @@ from tests.passes.programs import Stack, seeded
 Made = list[GraphModule]
 
 
+_no_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def _traced(device: str) -> Traced:
+    """Two equal layers in float32; 2 x 32 tokens."""
+    values = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1))
+    return trace_update(seeded(Stack).to(device), values.to(device))
+
+
 @pytest.fixture(scope="module")
 def stack() -> Traced:
-    """Two equal layers in float32; 2 x 32 tokens."""
-    generator = torch.Generator().manual_seed(1)
-    return trace_update(seeded(Stack), torch.randn(2, 32, 64, generator=generator))
+    return _traced("cpu")
 
 
 def _op_by_op(made: Made) -> Callable[[GraphModule, Sequence[Tensor]], Callable[..., list[Tensor]]]:
@@ -84,22 +91,23 @@ def test_equal_layers_share_programs(stack: Traced) -> None:
 
 
 @pytest.mark.compat
-def test_chains_compile(stack: Traced) -> None:
-    graph = stack.units()
-    plain = JointInterpreter.of(graph)
-    made: Made = []
+@pytest.mark.parametrize(
+    ("device", "most"), [("cpu", 1), pytest.param("cuda", 9, marks=[pytest.mark.gpu, _no_device])]
+)
+def test_chains_compile(device: str, most: int) -> None:
+    """On a CPU, where that takes long, the first of them."""
+    traced = _traced(device)
+    graph = traced.units()
+    plain, made = JointInterpreter.of(graph), Made()
 
     def compiled(program: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
         made.append(program)
-        # One is enough to see that it can be done.
-        return (
-            compat.compile_alone(program, inputs)
-            if len(made) == 1
-            else _op_by_op([])(program, inputs)
-        )
+        compiler = compat.compile_alone if len(made) <= most else _op_by_op([])
+        return compiler(program, inputs)
 
     fused = replace(plain, chains=fused_chains(graph, plain.at_hand, compiled, 0))
-    exact = plain.reference(plain.forward(stack.primals))
-    found = fused.reference(fused.forward(stack.primals))
+    assert made
+    exact = plain.reference(plain.forward(traced.primals))
+    found = fused.reference(fused.forward(traced.primals))
     for index, gradient in exact.items():
         torch.testing.assert_close(found[index], gradient)
