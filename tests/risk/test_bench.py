@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilore_planner.bench.risk.allocate import Form, allocate
-from hilore_planner.bench.risk.plans import unscaled_e4m3, without_margins
+from hilore_planner.bench.risk.plans import factors, unscaled_e4m3, without_margins
 from hilore_planner.bench.risk.processes import Processes
 from hilore_planner.bench.risk.setting import risk_setting_named
 from hilore_planner.bench.risk.summary import summary
@@ -76,6 +76,13 @@ def test_microbatches_stand_in_order_of_exposure() -> None:
     assert batch.advantages.tolist() == pytest.approx([2.4749 * 0.9997, *[-0.3535] * 7], rel=1e-3)
     again = microbatch(model, SHORT, 7, CPU, one_winner=True)
     assert torch.equal(again.ids, batch.ids)
+
+
+def test_what_tiers_should_pay() -> None:
+    winner = 7**2 / (7**2 + 7)  # advantages of one in eight are 7 to -1
+    found = factors([winner, *[(1 - winner) / 7] * 7])
+    assert found == pytest.approx(dict.fromkeys("238", 2.07), abs=0.01)
+    assert factors([0.125] * 8) == {"2": 1.0, "3": 1.0, "8": 1.0}
 
 
 def test_the_papers_cast_has_no_scale() -> None:

@@ -26,6 +26,7 @@ from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.codec_names import STORE, Rows
+from hilore_planner.grpo.tiers import make_tiers
 from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
 from hilore_planner.passes.codecs.offers import tiered_names
@@ -160,6 +161,20 @@ def codecs_for(subject: Subject, *, one_winner: bool) -> tuple[str, ...]:
     tiers = exposure_of(*subject.batch(1, one_winner=True)).tiers(_TIERS)
     dtype: torch.dtype = getattr(torch, setting.dtype)
     return (*CODECS, *tiered_names(tiers, rows, CODECS, dtype))
+
+
+def factors(shares: Sequence[float]) -> dict[str, float]:
+    """By number of tiers, how much less error they should have at equal bytes, with codecs of any size.
+
+    Args:
+        shares: of squared exposure, by sequence; all of as many rows.
+    """
+    ones, live = [1] * len(shares), [True] * len(shares)
+    counts = (*range(2, _TIERS + 1), len(shares))
+    return {
+        str(count): round(2 ** make_tiers(list(shares), ones, live, count).bits, 3)
+        for count in counts
+    }
 
 
 def papers_units(names: Iterable[str]) -> list[str]:

@@ -24,6 +24,7 @@ from hilore_planner.bench.risk.plans import (
     CODECS,
     Candidates,
     codecs_for,
+    factors,
     papers_errors,
     papers_units,
 )
@@ -122,6 +123,8 @@ def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
         "calibration_seconds": round(time.perf_counter() - start, 1),
         **found(profile),
     }
+    if one_winner:
+        row["tiers_factors"] = factors(profile.shares)
     _say(row["variant"], row)
     return row
 
