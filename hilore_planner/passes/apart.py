@@ -3,7 +3,7 @@
 The input of a linear layer, a norm's output, is rebuilt from a copy that the norm's own backward reads as well. Of both
 Inductor makes one kernel, which sums rows. What it reads by groups, as scales are, it lays out in another way than what
 it writes by rows: it decodes twice then, and the registers that this takes halve the threads at work. Two kernels take
-less, though both read the copy. Where no rows are summed, one kernel is better.
+less, though both read the copy. Where no rows are summed, or scales are those of rows, one kernel is better.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from torch.fx import GraphModule, Node
 
 from hilore_planner.passes.marks import COPY, MADE
-from hilore_planner.passes.ops import OpKind, is_reduction, kind_of, tensor, work_readers
+from hilore_planner.passes.ops import OpKind, kind_of, meets_row_sum, work_readers
 from hilore_planner.passes.order import tie
 
 _Kinds = Mapping[Node, OpKind]
@@ -25,9 +25,7 @@ def keep_apart(gm: GraphModule) -> int:
     The row sums wait for that kernel, and are no part of the same one then.
     """
     kinds = {n: kind_of(n) for n in gm.graph.nodes if n.op == "call_function"}
-    summed = {
-        node.meta[COPY] for node in kinds if COPY in node.meta and _meets_row_sum(node, kinds)
-    }
+    summed = {node.meta[COPY] for node in kinds if COPY in node.meta and meets_row_sum(node)}
     ties = [(after, node) for node in _rebuilt(kinds, summed) if (after := _after(node, kinds))]
     for kernel, node in ties:
         tie(gm, kernel, node)
@@ -56,23 +54,3 @@ def _after(node: Node, kinds: _Kinds) -> Node | None:
     kernels = [each for each, kind in kinds.items() if kind is OpKind.EXTERN]
     first = next(place for place, kernel in enumerate(kernels) if kernel in readers)
     return next((kernel for kernel in kernels[first:] if kernel not in readers), None)
-
-
-def _meets_row_sum(node: Node, kinds: _Kinds) -> bool:
-    """Whether fusible work on a value sums along its last dimension."""
-    stack, seen = list(node.users), set[Node]()
-    while stack:
-        user = stack.pop()
-        if user in seen or kinds.get(user, OpKind.EXTERN) is OpKind.EXTERN:
-            continue
-        if _sums_rows(user):
-            return True
-        seen.add(user)
-        stack += user.users
-    return False
-
-
-def _sums_rows(node: Node) -> bool:
-    dims = node.args[1] if is_reduction(node) and len(node.args) > 1 else None
-    value = tensor(node.all_input_nodes[0]) if dims else None
-    return value is not None and isinstance(dims, list) and dims in ([-1], [value.dim() - 1])

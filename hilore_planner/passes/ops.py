@@ -216,3 +216,23 @@ def work_readers(node: Node, kinds: Mapping[Node, OpKind]) -> Iterator[Node]:
             stack.extend(user.users)
         else:
             yield user
+
+
+def meets_row_sum(node: Node) -> bool:
+    """Whether fusible work on a value sums along its last dimension."""
+    stack, seen = list(node.users), set[Node]()
+    while stack:
+        user = stack.pop()
+        if user in seen or user.op != "call_function" or kind_of(user) is OpKind.EXTERN:
+            continue
+        if _sums_rows(user):
+            return True
+        seen.add(user)
+        stack += user.users
+    return False
+
+
+def _sums_rows(node: Node) -> bool:
+    dims = node.args[1] if is_reduction(node) and len(node.args) > 1 else None
+    value = tensor(node.all_input_nodes[0]) if dims else None
+    return value is not None and isinstance(dims, list) and dims in ([-1], [value.dim() - 1])

@@ -191,7 +191,8 @@ class Rewriter:
             origin=node,
             traces=self._traces,
         )
-        value.meta[COPY] = parts[0].name
+        if any(_is_in_groups(part, node) for part in parts):
+            value.meta[COPY] = parts[0].name
         return value
 
     def _twin(self, node: Node, scope: object) -> Node:
@@ -226,3 +227,9 @@ class Rewriter:
         for node in self._graph.joint.backward_outputs:
             if node is not None and node in forward:
                 self._save(node)
+
+
+def _is_in_groups(part: Node, node: Node) -> bool:
+    """Whether part of a value's smaller copy has several groups to a row."""
+    kept, value = part.meta["val"], node.meta["val"]
+    return bool(kept.dim() > value.dim() and kept.shape[-2] != 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.apart import keep_apart
@@ -15,10 +16,18 @@ from tests.passes.test_codecs_placed import Deep
 pytestmark = pytest.mark.compat
 
 
+class _Wide(Deep):
+    """Of rows with several groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(256), nn.Linear(256, 256), nn.Linear(128, 256)
+
+
 @pytest.fixture(scope="module")
 def deep() -> Traced:
     torch.manual_seed(0)
-    return trace_update(Deep(), torch.randn(16, 8, 64))
+    return trace_update(_Wide(), torch.randn(16, 8, 256))
 
 
 def _halves(deep: Traced, action: str) -> Cut:
@@ -53,6 +62,7 @@ def test_norm_outputs_are_rebuilt_before_the_next_kernel_and_gated_products_are_
         assert (found is None and expected is None) or torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("action", ["store", "recompute"])
-def test_nothing_is_held_apart_in_an_exact_plan(deep: Traced, action: str) -> None:
+@pytest.mark.parametrize("action", ["store", "recompute", "compress:fp8_e4m3"])
+def test_nothing_is_held_apart_without_scales_of_groups(deep: Traced, action: str) -> None:
+    """Of eight-bit floats rows that are summed have one."""
     assert keep_apart(_halves(deep, action).backward) == 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hilore_planner.codec_names import KNOWN_CODECS
 from hilore_planner.errors import OptionError
 from hilore_planner.passes.codecs import Codec, Rounding, codec_named
+from hilore_planner.passes.codecs.floats import WHOLE_ROW, Fp8E4M3
 from tests.passes.codec_cases import (
     HALF,
     LEVELS,
@@ -29,6 +30,16 @@ from tests.passes.codec_cases import (
 def test_the_error_of_gaussian_rows_is_the_stated_one(codec: Codec) -> None:
     x = gaussian(512, 1024)
     assert relative_error(round_trip(codec, x), x) == pytest.approx(codec.relative_error, rel=0.02)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_a_row_with_one_scale_loses_a_little_more(rounding: Rounding) -> None:
+    x, codec = gaussian(512, 1024), Fp8E4M3(rounding, WHOLE_ROW)
+    codes, scales = codec.encode(x)
+    assert (codes.shape, scales.shape) == ((512, 1, 1024), (512, 1, 1))
+    assert codec.kept_bytes(x.shape, x.dtype) == x.numel() + 512 * 4
+    assert relative_error(round_trip(codec, x), x) == pytest.approx(codec.relative_error, rel=0.02)
+    assert codec.relative_error > codec_named("fp8_e4m3", rounding).relative_error
 
 
 @lossy

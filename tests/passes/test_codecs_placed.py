@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from hilore_planner.passes import compat
-from hilore_planner.passes.codecs import rounding_for
+from hilore_planner.passes.codecs import codec_for, rounding_for
+from hilore_planner.passes.codecs.base import GROUP
+from hilore_planner.passes.codecs.floats import WHOLE_ROW, Fp8E4M3
 from hilore_planner.solvers import replay, solve
 from tests.passes.joint import Traced, cut, trace_update
 from tests.passes.placements import place, prefer, problem_of
@@ -70,6 +72,14 @@ def test_inputs_of_linear_layers_are_rounded_stochastically_and_others_to_the_ne
     # The first and second norm's scaled output, the first and second gated product.
     assert inputs == {"norm:mul#2", "norm:mul#4", "mul", "mul#2"}
     assert rounding["up:addmm"] == "nearest"
+
+
+def test_rows_that_are_summed_have_one_scale_in_eight_bit_floats() -> None:
+    units = _traced(Weighted, 16, 8, 64).units().units
+    codecs = {name: codec_for(unit, "fp8_e4m3") for name, unit in units.items()}
+    # The second norm's input. Of the first, which is at hand, no copies are kept.
+    assert codecs["down:addmm"] == Fp8E4M3("nearest", WHOLE_ROW)
+    assert {name for name, codec in codecs.items() if codec.group != GROUP} == {"down:addmm"}  # type: ignore[attr-defined]
 
 
 def test_tiers_are_rounded_stochastically_but_for_what_masks_are_made_from() -> None:

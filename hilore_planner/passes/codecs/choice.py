@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,10 +12,11 @@ from torch.fx import Node
 from hilore_planner.codec_names import DROP, read_tiers
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs.base import Codec, Rounding
+from hilore_planner.passes.codecs.floats import WHOLE_ROW, Fp8E4M3
 from hilore_planner.passes.codecs.layout import InMemoryOrder, is_contiguous, memory_order
 from hilore_planner.passes.codecs.registry import codec_named
 from hilore_planner.passes.masks import COMPARISONS
-from hilore_planner.passes.ops import tensor
+from hilore_planner.passes.ops import meets_row_sum, tensor
 from hilore_planner.passes.units import RecoveryUnit
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -50,6 +52,9 @@ def codec_for(unit: RecoveryUnit, name: str) -> Codec:
         OptionError: there is no such codec.
     """
     codec = codec_named(name, rounding_for(unit, name))
+    if isinstance(codec, Fp8E4M3) and meets_row_sum(unit.maker):
+        # A kernel that sums rows lays out what it reads by groups in another way than the rest, and decodes twice.
+        codec = replace(codec, group=WHOLE_ROW)
     value = tensor(unit.maker)
     if value is None or is_contiguous(value):
         return codec

@@ -28,6 +28,8 @@ from hilore_planner.passes.codecs.rounding import NOISE_BITS, dither, starts_of
 
 _LARGEST, _INFINITY, _SMALLEST_NORMAL = 384.0, 448.0, 2.0**-6
 """The largest of e4m3 stands for infinity, of which it has none; finite values end before."""
+WHOLE_ROW = 1 << 31
+"""Of a group's size: more than any row has."""
 _TO_E4M3 = compat.to_e4m3()
 _BELOW_BITS = 20
 """Bits of float32 below the last of e4m3."""
@@ -37,17 +39,23 @@ _FEWEST = 8
 
 @dataclass(frozen=True, slots=True)
 class Fp8E4M3:
-    """fp8 e4m3, with one scale for each group of up to 128 values of a row."""
+    """fp8 e4m3, with one scale for each group of a row.
+
+    Attributes:
+        group: how many values may share a scale: 128, or for a row that has one scale all of them.
+    """
 
     rounding: Rounding = "nearest"
+    group: int = GROUP
     name: str = "fp8_e4m3"
     num_parts: int = 2
     is_lossless: bool = False
 
     @property
     def relative_error(self) -> float:
-        """Of Gaussian rows, groups of 128."""
-        return 0.0259 if self.rounding == "nearest" else 0.0366
+        """Of Gaussian rows."""
+        nearest, stochastic = (0.0259, 0.0366) if self.group == GROUP else (0.0264, 0.0374)
+        return nearest if self.rounding == "nearest" else stochastic
 
     def accepts(self, value: Tensor) -> bool:
         """Floating point of 16 or 32 bits; where features have no large divisor, scales take much."""
@@ -56,11 +64,11 @@ class Fp8E4M3:
     def kept_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """A byte a value and a scale a group."""
         count = math.prod(shape)
-        return count + count // largest_divisor(shape[-1], GROUP) * scale_dtype(dtype).itemsize
+        return count + count // largest_divisor(shape[-1], self.group) * scale_dtype(dtype).itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """X (..., F) -> codes (..., G, g) float8_e4m3fn, scales (..., G, 1)."""
-        groups = in_groups(x, largest_divisor(x.shape[-1], GROUP)).to(torch.float32)
+        groups = in_groups(x, largest_divisor(x.shape[-1], self.group)).to(torch.float32)
         scales = scale_of(finite_peak(turned(groups)), 1 / _LARGEST, x.dtype)
         scaled = groups * scales.reciprocal()
         if self.rounding == "stochastic":
@@ -77,7 +85,7 @@ class Fp8E4M3:
 
     def grid(self, features: int) -> tuple[int, int]:
         """How many values of a row share a scale, and what their largest becomes."""
-        return largest_divisor(features, GROUP), int(_LARGEST)
+        return largest_divisor(features, self.group), int(_LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
