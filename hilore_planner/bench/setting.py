@@ -56,6 +56,7 @@ class Variant:
         head: of ``hilore``: ``auto``, ``off`` or a number of chunks.
         costs: of ``hilore``: where its times come from.
         attribute: of ``hilore``: also say which kernels take longer than predicted.
+        turns: how often it is timed, each time after the others were.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Variant:
     head: int | str = "auto"
     costs: str = "auto"
     attribute: bool = False
+    turns: int = 1
 
     def as_dict(self) -> dict[str, object]:
         """Plain data, for another process."""

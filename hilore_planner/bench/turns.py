@@ -1,7 +1,8 @@
 """Processes that prepare side by side and measure one at a time, so that their timings do not disturb each other.
 
 A worker is a module run by itself. It reads one line of JSON, prepares, prints ``ready``, waits for a line, measures,
-and prints its answer: one line of JSON, at once if there is nothing to measure.
+and prints its answer: one line of JSON, at once if there is nothing to measure. Or ``ready`` once more, to go on when
+others have had their turn.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -27,6 +29,7 @@ def in_turn(
 ) -> Iterator[Any]:
     """Start a worker for each message, wait until all are ready, and yield their answers; None of one that was lost.
 
+    Workers measure one after another, as often as they ask to, and answer in the order of their messages.
     Before that, workers are readied for the messages that ``then`` gives once the first are ready. They are no more
     than ``led``: so many are started at once, as they have much to import.
     """
@@ -36,8 +39,7 @@ def in_turn(
     try:
         lines = _ready_lines(first, messages)
         lines += _ready_lines(spare, then())
-        for worker, line in zip(workers, lines, strict=False):
-            yield _answer(worker, line)
+        yield from _answers(workers, lines)
     finally:
         _end(workers)
         for worker in workers:
@@ -84,11 +86,37 @@ def _end(workers: Sequence[subprocess.Popen[str]]) -> None:
         worker.kill()
 
 
+def _answers(workers: Sequence[subprocess.Popen[str]], lines: Sequence[str]) -> Iterator[Any]:
+    """What workers say in the end, in their order, given the first line of each; there may be more workers."""
+    waiting, answers = deque(enumerate(lines)), dict[int, Any]()
+    for place in range(len(lines)):
+        while place not in answers:
+            turn, line = waiting.popleft()
+            if _is_ready(line):
+                waiting.append((turn, _next_line(workers[turn])))
+            else:
+                answers[turn] = _parsed(line)
+        yield answers[place]
+
+
 def _answer(worker: subprocess.Popen[str], line: str) -> Any:
     """What a worker says in the end, given the first line it said."""
-    if line.strip() == READY:
-        tell(worker, "go")
-        line = _pipe(worker.stdout).readline()
+    while _is_ready(line):
+        line = _next_line(worker)
+    return _parsed(line)
+
+
+def _is_ready(line: str) -> bool:
+    return line.strip() == READY
+
+
+def _next_line(worker: subprocess.Popen[str]) -> str:
+    """What a worker says after its turn."""
+    tell(worker, "go")
+    return _pipe(worker.stdout).readline()
+
+
+def _parsed(line: str) -> Any:
     return json.loads(line) if line.startswith(("{", "[")) else None
 
 
@@ -96,7 +124,7 @@ class Turn:
     """Of a worker: its turn to measure.
 
     Attributes:
-        waited_seconds: until it came; 0.0 before.
+        waited_seconds: until it came, each time; 0.0 before.
     """
 
     def __init__(self) -> None:
@@ -105,14 +133,17 @@ class Turn:
 
     def take(self) -> None:
         """Say that all is prepared, and wait; nothing where the turn was taken before."""
-        if self._is_taken:
-            return
+        if not self._is_taken:
+            self.take_next()
+
+    def take_next(self) -> None:
+        """Say that all is prepared, or measured for now, and wait until the turn comes, once more where it had."""
         self._is_taken = True
         start = time.perf_counter()
         print(READY, flush=True)
         if not sys.stdin.readline():
             sys.exit("nobody is there to measure for")
-        self.waited_seconds = time.perf_counter() - start
+        self.waited_seconds += time.perf_counter() - start
 
 
 def _shared(workers: int) -> Mapping[str, str]:

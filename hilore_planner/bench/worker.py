@@ -72,8 +72,7 @@ class Update:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.clear()
-        if device.type == "cuda":  # what making it took is others' while this process compiles
-            torch.cuda.empty_cache()
+        _make_room(device)
 
     @property
     def held_bytes(self) -> int:
@@ -165,19 +164,18 @@ def counted_rounds() -> Iterator[Rounds]:
         logger.removeHandler(rounds)
 
 
-def measure(update: Update, device: torch.device) -> dict[str, Any]:
-    """Median time and peak of the update, measured apart: watching the CPU's allocator takes time.
+def measure(update: Update, device: torch.device, turn: Turn, turns: int) -> dict[str, Any]:
+    """Median time, over all turns, and peak of the update, measured apart: watching the CPU's allocator takes time.
 
     The queued time is that of one of several updates of which none waits for the one before, as in a trainer: the
     host's work before and after the device's is not in it, and a GPU runs at the clock that its power limit leaves it.
     """
-    for _ in range(WARM_UPS):
-        update.run()
-        update.clear()
-    times = []
-    for _ in range(REPEATS):
-        times.append(time_ms(update.run, device))
-        update.clear()
+    by_turn = [_times_ms(update, device)]
+    for _ in range(turns - 1):
+        _make_room(device)
+        turn.take_next()
+        by_turn.append(_times_ms(update, device))
+    times = [time for times in by_turn for time in times]
     count = _queued_count(statistics.median(times), device)
     for _ in range(WARM_UPS):
         queued_ms = time_ms(lambda: _run_all(update, count), device)
@@ -189,11 +187,30 @@ def measure(update: Update, device: torch.device) -> dict[str, Any]:
     held_bytes = update.held_bytes if device.type == "cpu" else 0
     return {
         "time_ms": round(statistics.median(times), 3),
+        "turn_times_ms": [round(statistics.median(times), 3) for times in by_turn],
         "time_ms_min": round(min(times), 3),
         "time_ms_max": round(max(times), 3),
         "queued_time_ms": round(queued_ms / count, 3),
         "measured_peak_bytes": max(peaks) + held_bytes,
     }
+
+
+def _times_ms(update: Update, device: torch.device) -> list[float]:
+    """Of updates one by one, once warm."""
+    for _ in range(WARM_UPS):
+        update.run()
+        update.clear()
+    times = []
+    for _ in range(REPEATS):
+        times.append(time_ms(update.run, device))
+        update.clear()
+    return times
+
+
+def _make_room(device: torch.device) -> None:
+    """For others, who measure meanwhile."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _queued_count(update_ms: float, device: torch.device) -> int:
@@ -234,8 +251,8 @@ def _run_first(update: Update, device: torch.device, start: float, turn: Turn) -
     wait(device)
     seconds = time.perf_counter() - start - turn.waited_seconds
     row: dict[str, Any] = {"first_call_seconds": round(seconds, 1)}
+    _make_room(device)
     if device.type == "cuda":
-        torch.cuda.empty_cache()
         row["static_bytes"] = torch.cuda.memory_allocated(device)
     return row
 
@@ -259,7 +276,7 @@ def main() -> None:
             update = Update(setting, variant, device, plan, turn)
             row |= _run_first(update, device, start, turn)
             turn.take()
-            row |= measure(update, device) | planned_fields(plan)
+            row |= measure(update, device, turn, variant.turns) | planned_fields(plan)
             row |= {"refused": False, "rounds": rounds.count} if variant.kind == "hilore" else {}
             if "predicted_peak_bytes" in row:
                 row["ratio"] = round(row["predicted_peak_bytes"] / row["measured_peak_bytes"], 6)

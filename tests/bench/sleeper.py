@@ -1,4 +1,4 @@
-"""A worker that sleeps as long as it is told, takes its turn, and answers."""
+"""A worker that sleeps as long as it is told, takes as many turns as it is told, and answers when they were."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import time
 from hilore_planner.bench.turns import Turn
 
 if __name__ == "__main__":
-    seconds = json.loads(sys.stdin.readline())
+    seconds, turns = json.loads(sys.stdin.readline())
     time.sleep(seconds)
     turn = Turn()
     turn.take()
     turn.take()  # is there already
-    print(json.dumps([seconds, turn.waited_seconds]), flush=True)
+    times = [time.monotonic()]
+    for _ in range(turns - 1):
+        turn.take_next()
+        times.append(time.monotonic())
+    print(json.dumps([seconds, times]), flush=True)

@@ -17,13 +17,19 @@ LONG = 600
 
 
 def test_each_takes_its_turn_and_answers() -> None:
-    assert [seconds for seconds, _ in in_turn(SLEEPER, [0, 0])] == [0, 0]
-    led = in_turn(SLEEPER, [0], lambda: [0.1, 0.2], led=3)
+    assert [seconds for seconds, _ in in_turn(SLEEPER, [(0, 1), (0, 1)])] == [0, 0]
+    led = in_turn(SLEEPER, [(0, 1)], lambda: [(0.1, 1), (0.2, 1)], led=3)
     assert [seconds for seconds, _ in led] == [0, 0.1, 0.2]
     workers = Workers(SLEEPER)
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(workers.answer, [0, 0.1]))
+        answers = list(pool.map(workers.answer, [(0, 1), (0.1, 2)]))
     assert [seconds for seconds, _ in answers] == [0, 0.1]
+
+
+def test_turns_go_round_until_none_asks_for_another() -> None:
+    answers = dict(enumerate(in_turn(SLEEPER, [(0, 3), (0, 1), (0, 2)])))
+    times = sorted((time, place) for place, (_, own) in answers.items() for time in own)
+    assert [place for _, place in times] == [0, 1, 2, 0, 2, 0]
 
 
 def test_workers_share_the_processors_that_compile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +43,7 @@ def test_workers_share_the_processors_that_compile(monkeypatch: pytest.MonkeyPat
 def test_those_that_are_ended_have_no_answer() -> None:
     workers = Workers(SLEEPER)
     with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(workers.answer, seconds) for seconds in (LONG, 0)]
+        answers = [pool.submit(workers.answer, (seconds, 1)) for seconds in (LONG, 0)]
         assert answers[1].result() is not None
         workers.end()
         assert answers[0].result() is None
@@ -45,7 +51,7 @@ def test_those_that_are_ended_have_no_answer() -> None:
 
 def test_a_worker_whose_starter_is_gone_measures_nothing() -> None:
     command = [sys.executable, "-m", SLEEPER]
-    found = subprocess.run(command, input=json.dumps(0) + "\n", capture_output=True, text=True)
+    found = subprocess.run(command, input=json.dumps([0, 1]) + "\n", capture_output=True, text=True)
     assert found.stdout.strip() == READY
     assert found.returncode == 1
     assert "nobody is there" in found.stderr
