@@ -25,9 +25,9 @@ from hilore_planner.passes.ops import tensor
 from hilore_planner.passes.units import RecoveryGraph
 
 Values = dict[Node, Any]
-Step = Node | FusedChain
-"""What runs as one."""
-ReadsOf = Callable[[Step], Sequence[Node]]
+Reads = Mapping[Node, Sequence[Node]]
+MadeBy = Callable[[Node], Sequence[Node]]
+"""All that is made where a node is run: with it, the other outputs of its chain."""
 Change = Callable[[Tensor], Tensor] | Literal["recompute"]
 _LANDMARKS = 12
 """Places in a backward that others may start from."""
@@ -47,15 +47,15 @@ class JointInterpreter:
         joint: the graph.
         makers: nodes whose values the forward leaves, by unit name.
         at_hand: all nodes whose values the forward leaves.
-        reads: what each node reads; torch lists it anew for each question, and every pass asks of all.
         chains: those of the backward that are compiled, by what they make; all else runs op by op.
+        reads: what running each node reads; torch lists it anew for each question, and every pass asks of all.
     """
 
     joint: JointGraph
     makers: Mapping[str, Node]
     at_hand: frozenset[Node]
-    reads: Mapping[Node, Sequence[Node]]
     chains: Mapping[Node, FusedChain]
+    reads: Reads
 
     @classmethod
     def of(cls, graph: RecoveryGraph) -> JointInterpreter:
@@ -71,20 +71,20 @@ class JointInterpreter:
             or compat.storage_key(node) in outputs
             or (compat.is_getitem(node) and tensor(node) is None)
         )
-        reads = {node: node.all_input_nodes for node in (*joint.forward, *joint.backward)}
         is_on_gpu = any(
             value.is_cuda for node in joint.primals if (value := tensor(node)) is not None
         )
         at_hand = frozenset((*makers.values(), *others))
         chains = fused_chains(graph, at_hand, compat.compile_alone) if is_on_gpu else {}
-        return cls(joint, makers, at_hand, reads, chains)
+        return cls(joint, makers, at_hand, chains, reads_of(joint, chains))
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> Values:
         """Run the forward; returns the inputs and what is at hand in backward."""
         values: Values = dict(zip(self.joint.primals, inputs, strict=True))
         nodes = [node for node in self.joint.forward if not _writes_input(node)]
-        done_with = _done_with(nodes, self._reads({}), self.at_hand | set(self.joint.primals))
+        kept = self.at_hand | set(self.joint.primals)
+        done_with = _done_with(nodes, self.reads, self._made_by, kept)
         for node, done in zip(nodes, done_with, strict=True):
             values[node] = _run(node, values)
             for used in done:
@@ -96,7 +96,7 @@ class JointInterpreter:
         """Gradients of a scalar loss, by primals' indices; leaves in ``values`` where other backwards may start."""
         wanted = self._outputs()
         order = self._order(self._at_start(values), {}, wanted)
-        kept = landmarks(order, self._reads({}), frozenset(wanted))
+        kept = landmarks(order, self.reads, self._made_by, frozenset(wanted))
         return dict(self._backward(values, {}, wanted, {}, kept))
 
     @torch.no_grad()
@@ -147,13 +147,12 @@ class JointInterpreter:
         env = values | {tangent: _one(tangent) for tangent in self.joint.tangents}
         fixed = self._at_start(values)
         order = self._order(fixed, changed, wanted)
+        done_with = _done_with(order, self._reads(changed), self._made_by, fixed)
         done: set[Node] = set()
-        for step, last_read in zip(
-            order, _done_with(order, self._reads(changed), fixed), strict=True
-        ):
-            done.update(_made_by(step))
-            for node, value in _results(step, env, changed, exact):
+        for place, last_read in zip(order, done_with, strict=True):
+            for node, value in self._run(place, env, changed, exact):
                 env[node] = value
+                done.add(node)
                 if node in kept:
                     values[node] = value
                 yield from ((index, value) for index in wanted.get(node, ()))
@@ -163,52 +162,69 @@ class JointInterpreter:
             if node not in done:
                 yield from ((index, env[node]) for index in places)
 
+    def _run(
+        self, node: Node, values: Values, changed: Mapping[Node, Change], exact: Values
+    ) -> Iterable[tuple[Node, Any]]:
+        """What is made where a node is run, of ``values``, or of what a changed unit is without its change."""
+        chain = self.chains.get(node)
+        if chain is not None:
+            return chain(values)
+        change = changed.get(node, "recompute")
+        made = _run(node, values) if change == "recompute" else _like(change, exact[node])
+        return ((node, made),)
+
+    def _made_by(self, node: Node) -> Sequence[Node]:
+        chain = self.chains.get(node)
+        return (node,) if chain is None else chain.outputs
+
     def _order(
         self, fixed: frozenset[Node], changed: Mapping[Node, Change], wanted: Iterable[Node]
-    ) -> list[Step]:
-        """What to run: of the backward what is needed, and forward nodes right before their first reader."""
+    ) -> list[Node]:
+        """Nodes to run: of the backward what is needed, and forward nodes right before their first reader.
+
+        One stands for all outputs of its chain.
+        """
         reads = self._reads(changed)
         needed = set(wanted)
         for node in reversed(self.joint.backward):
             if node in needed and node not in fixed:
-                needed.update(reads(self._step(node)))
-        order: list[Step] = []
+                needed.update(reads[node])
+        order: list[Node] = []
         done = set(fixed)
 
         def visit(node: Node) -> None:
-            if node not in done:
-                step = self._step(node)
-                done.update(_made_by(step))
-                for argument in reads(step):
+            done.update(self._made_by(node))
+            for argument in reads[node]:
+                if argument not in done:
                     visit(argument)
-                order.append(step)
+            order.append(node)
 
         for node in (*self.joint.backward, *wanted):
-            if node in needed and not _writes_input(node):
+            if node in needed and node not in done and not _writes_input(node):
                 visit(node)
         return order
 
-    def _step(self, node: Node) -> Step:
-        return self.chains.get(node, node)
-
-    def _reads(self, changed: Mapping[Node, Change]) -> ReadsOf:
-        """What a step in backward reads; a round trip reads the kept value alone."""
-
-        def reads(step: Step) -> Sequence[Node]:
-            if isinstance(step, FusedChain):
-                return step.inputs
-            return self.reads[step] if changed.get(step, "recompute") == "recompute" else ()
-
-        return reads
+    def _reads(self, changed: Mapping[Node, Change]) -> Reads:
+        """What running a node in backward reads; a round trip reads the kept value alone."""
+        trips = (node for node, change in changed.items() if change != "recompute")
+        return {**self.reads, **dict.fromkeys(trips, ())}
 
 
-def landmarks(order: Sequence[Step], reads: ReadsOf, outputs: frozenset[Node]) -> frozenset[Node]:
+def reads_of(joint: JointGraph, chains: Mapping[Node, FusedChain]) -> Reads:
+    """What running each node reads."""
+    reads = {node: node.all_input_nodes for node in (*joint.forward, *joint.backward)}
+    return {**reads, **{node: chain.inputs for node, chain in chains.items()}}
+
+
+def landmarks(
+    order: Sequence[Node], reads: Reads, made_by: MadeBy, outputs: frozenset[Node]
+) -> frozenset[Node]:
     """Values that a backward may start from: in each part of ``order``, those alive where fewest bytes are."""
-    done_with = _done_with(order, reads, frozenset())
+    done_with = _done_with(order, reads, made_by, frozenset())
     alive: set[Node] = set()
     places: list[tuple[float, frozenset[Node]]] = []
-    for step, last_read in zip(order, done_with, strict=True):
-        alive.update(_made_by(step))
+    for node, last_read in zip(order, done_with, strict=True):
+        alive.update(made_by(node))
         alive.difference_update(last_read)
         places.append((sum(map(_bytes, alive - outputs)), frozenset(alive)))
     size = -(-len(order) // _LANDMARKS) or 1
@@ -229,16 +245,6 @@ def _run(node: Node, values: Mapping[Node, Any]) -> Any:
     return run(*args, **kwargs)
 
 
-def _results(
-    step: Step, values: Values, changed: Mapping[Node, Change], exact: Values
-) -> Iterable[tuple[Node, Any]]:
-    """What a step makes of ``values``, or of what a changed unit is without its change."""
-    if isinstance(step, FusedChain):
-        return step(values)
-    change = changed.get(step, "recompute")
-    return ((step, _run(step, values) if change == "recompute" else _like(change, exact[step])),)
-
-
 def _like(change: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
     """The changed value in the layout of the original, so that views of it stay views."""
     changed = change(value)
@@ -257,15 +263,13 @@ def _writes_input(node: Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def _made_by(step: Step) -> tuple[Node, ...]:
-    return step.outputs if isinstance(step, FusedChain) else (step,)
-
-
-def _done_with(order: Sequence[Step], reads: ReadsOf, kept: Collection[Node]) -> list[list[Node]]:
-    """By step, the values that none after it reads, without those that are ``kept``."""
+def _done_with(
+    order: Sequence[Node], reads: Reads, made_by: MadeBy, kept: Collection[Node]
+) -> list[list[Node]]:
+    """By place in ``order``, the values that none after it reads, without those that are ``kept``."""
     last: dict[Node, int] = {}
-    for place, step in enumerate(order):
-        last |= dict.fromkeys((*_made_by(step), *reads(step)), place)
+    for place, node in enumerate(order):
+        last |= dict.fromkeys((*made_by(node), *reads[node]), place)
     found: list[list[Node]] = [[] for _ in order]
     for node, place in last.items():
         if node not in kept:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from hilore_planner.calibration.fused import LEAST_SPARED_BYTES, fused_chains
-from hilore_planner.calibration.interpret import Change, JointInterpreter
+from hilore_planner.calibration.fused import LEAST_SPARED_BYTES, FusedChain, fused_chains
+from hilore_planner.calibration.interpret import Change, JointInterpreter, reads_of
 from hilore_planner.calibration.round_trip import change_by
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import codec_for
@@ -48,6 +48,10 @@ def _op_by_op(made: Made) -> Callable[[GraphModule, Sequence[Tensor]], Callable[
     return compiled
 
 
+def _fused(plain: JointInterpreter, chains: Mapping[Node, FusedChain]) -> JointInterpreter:
+    return replace(plain, chains=chains, reads=reads_of(plain.joint, chains))
+
+
 def _turned(value: Tensor) -> Tensor:
     return value.mT.contiguous().mT if value.dim() > 1 else value
 
@@ -67,7 +71,7 @@ def test_chains_change_no_gradient(stack: Traced, data: st.DataObject) -> None:
     graph = stack.units()
     made: Made = []
     plain = JointInterpreter.of(graph)
-    fused = replace(plain, chains=fused_chains(graph, plain.at_hand, _op_by_op(made), 0))
+    fused = _fused(plain, fused_chains(graph, plain.at_hand, _op_by_op(made), 0))
     assert made
     values = plain.forward(stack.primals)
     names = [name for name, node in plain.makers.items() if values[node].is_floating_point()]
@@ -105,7 +109,7 @@ def test_chains_compile(device: str, most: int) -> None:
         compiler = compat.compile_alone if len(made) <= most else _op_by_op([])
         return compiler(program, inputs)
 
-    fused = replace(plain, chains=fused_chains(graph, plain.at_hand, compiled, 0))
+    fused = _fused(plain, fused_chains(graph, plain.at_hand, compiled, 0))
     assert made
     exact = plain.reference(plain.forward(traced.primals))
     found = fused.reference(fused.forward(traced.primals))
