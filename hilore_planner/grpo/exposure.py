@@ -8,6 +8,7 @@ norm of that log-probability's gradient in the logits.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -117,6 +118,33 @@ def exposure(
         alive = alive | (bonus != 0)
     found = Exposure(suffix_sum(squares).sqrt(), suffix_sum(alive.long()) > 0, values, basis)
     return found if cu_seqlens is None else packed(found, cu_seqlens)
+
+
+def typical_tiers(exposures: Iterable[Exposure], count: int = 2) -> Tiers:
+    """Tiers for microbatches such as these, of which each stands in order of its exposure.
+
+    What is cut is the mean, over microbatches, of each place's share of the squared exposure. In a single one, the
+    second winner may have next to none of it.
+
+    Args:
+        exposures: of padded microbatches of one shape.
+        count: of live tiers, at most.
+
+    Raises: OptionError for a count below one, no microbatch, or several numbers of sequences or rows.
+    """
+    at_least("tiers", count, 1)
+    known = list(exposures)
+    counts = {tuple(one.row_counts.tolist()) for one in known}
+    rows = next(iter(counts), ())
+    if len(counts) != 1 or len(set(rows)) != 1:
+        raise OptionError(
+            f"exposures have sequences of {sorted(counts)} rows; accepted: microbatches of one padded shape"
+        )
+    squares = torch.stack([one.sequence_squares.double() for one in known])
+    live = torch.stack([one.live_sequences for one in known]).sort(1, descending=True).values
+    total = squares.sum(1, keepdim=True)
+    shares = (squares / total.where(total > 0, 1.0)).sort(1, descending=True).values
+    return make_tiers(shares.mean(0).tolist(), list(rows), live.any(0).tolist(), count)
 
 
 def packed(padded: Exposure, cu_seqlens: Tensor) -> Exposure:

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from hilore_planner.errors import OptionError
 from hilore_planner.grpo.batch import LossBatch, pack_padded, packed_batch
-from hilore_planner.grpo.exposure import entropy_norm_bound, exposure, logit_norm
+from hilore_planner.grpo.exposure import (
+    Exposure,
+    entropy_norm_bound,
+    exposure,
+    logit_norm,
+    typical_tiers,
+)
 from hilore_planner.grpo.registry import make_loss
 from hilore_planner.grpo.tiers import make_tiers
 from tests.grpo.batches import Drawn, drawn, random_batch
@@ -194,3 +200,35 @@ def test_tiers_of_an_exposure() -> None:
     assert found.bits > 1.5
     with pytest.raises(OptionError, match="tiers"):
         exposure(PPO, batch).tiers(0)
+
+
+def _shared(squares: list[list[float]]) -> list[Exposure]:
+    """Microbatches of sequences of two rows with these squared exposures."""
+    rows = torch.tensor(squares, dtype=torch.float64)[:, :, None].expand(-1, -1, 2).div(2).sqrt()
+    return [Exposure(one, one > 0, one, "on_policy") for one in rows]
+
+
+def test_tiers_of_several_microbatches_are_those_of_their_mean() -> None:
+    usual, odd = [1.0, 50.0, 1.0, 40.0], [10.0, 1.0, 970.0, 9.0]
+    assert [t.stop for t in _shared([odd])[0].tiers(2).tiers] == [1, 4]
+    found = typical_tiers(_shared([odd, usual, usual]), 2)
+    assert [t.stop for t in found.tiers] == [2, 4]
+    assert found.order == (0, 1, 2, 3)
+
+
+def test_what_one_microbatch_has_alive_is_alive() -> None:
+    found = typical_tiers(_shared([[0.0, 3.0, 0.0], [2.0, 1.0, 0.0]]), 1)
+    assert [(t.stop, t.is_live) for t in found.tiers] == [(2, True), (3, False)]
+    nothing = typical_tiers(_shared([[0.0, 0.0]]))
+    assert [t.is_live for t in nothing.tiers] == [False]
+
+
+def test_tiers_of_no_one_shape_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"sequences of \[\] rows"):
+        typical_tiers([])
+    with pytest.raises(
+        OptionError, match=r"\[\(2, 2\), \(2, 2, 2\)\] rows; accepted: microbatches"
+    ):
+        typical_tiers([*_shared([[1.0, 2.0]]), *_shared([[1.0, 2.0, 3.0]])])
+    with pytest.raises(OptionError, match="tiers is 0"):
+        typical_tiers(_shared([[1.0]]), 0)

@@ -26,6 +26,7 @@ from hilore_planner.calibration.measure import MeasuredBatch
 from hilore_planner.calibration.model import CalibratedRisk
 from hilore_planner.calibration.profile import RiskProfile
 from hilore_planner.codec_names import STORE, Rows
+from hilore_planner.grpo.exposure import typical_tiers
 from hilore_planner.grpo.tiers import make_tiers
 from hilore_planner.offline.planner import plan
 from hilore_planner.partitioner import CutSettings
@@ -158,7 +159,8 @@ def codecs_for(subject: Subject, *, one_winner: bool) -> tuple[str, ...]:
         return CODECS
     setting = subject.setting
     rows = Rows(setting.sequences, setting.prompt + setting.response - 1)
-    tiers = exposure_of(*subject.batch(1, one_winner=True)).tiers(_TIERS)
+    exposures = (exposure_of(*subject.batch(seed, one_winner=True)) for seed in setting.seeds)
+    tiers = typical_tiers(exposures, _TIERS)
     dtype: torch.dtype = getattr(torch, setting.dtype)
     return (*CODECS, *tiered_names(tiers, rows, CODECS, dtype))
 

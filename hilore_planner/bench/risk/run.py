@@ -107,12 +107,11 @@ def _trained(setting: RiskSetting, device: torch.device, folder: Path) -> tuple[
 def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
     """Calibrate on usual microbatches, or on those with one winner in each group and with tiers."""
     setting = subject.setting
-    seeds = range(1, setting.calibration_batches + 1)
     wait(subject.device)
     start = time.perf_counter()
     profile = calibrate(
         subject.update,
-        (subject.batch(seed, one_winner=one_winner) for seed in seeds),
+        (subject.batch(seed, one_winner=one_winner) for seed in setting.seeds),
         exposure=lambda batch: exposure_of(*batch),
         options={"codecs": list(codecs_for(subject, one_winner=one_winner)), "head": "off"},
         perturbed_batches=setting.perturbed_batches,

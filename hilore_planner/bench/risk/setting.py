@@ -47,6 +47,11 @@ class RiskSetting:
         """In one microbatch."""
         return GROUP * self.groups
 
+    @property
+    def seeds(self) -> range:
+        """Of the microbatches that are calibrated on."""
+        return range(1, self.calibration_batches + 1)
+
 
 def _shape(hidden: int, feed_forward: int, layers: int, heads: int) -> dict[str, Any]:
     return {
