@@ -240,12 +240,15 @@ class Sampling:
         return found.is_proportional
 
     def gain(self, unit_class: UnitClass, codec: str) -> float | None:
-        """Squared relative error of a typical gradient over the units' summed errors; None if not measured."""
+        """Squared relative error of a typical gradient over the units' summed errors; None if not measured.
+
+        The geometric mean over batches: of few, one that is odd would else be most of it.
+        """
         samples = self.samples.get((id(unit_class), codec))
         if not samples:
             return None
-        moved, errors = (sum(column) for column in zip(*samples.values(), strict=True))
-        return moved / errors / self.typical_norm if errors else 0.0
+        ratios = [moved / errors for moved, errors in samples.values() if moved and errors]
+        return statistics.geometric_mean(ratios) / self.typical_norm if ratios else 0.0
 
     def logs(self, unit_class: UnitClass) -> dict[int, float]:
         """Logarithms of a class's gain by batch, with the coarsest codec in proportion; none where it has none."""

@@ -114,6 +114,7 @@ def _calibrated(subject: Subject, path: Path, *, one_winner: bool) -> Row:
         (subject.batch(seed, one_winner=one_winner) for seed in setting.seeds),
         exposure=lambda batch: exposure_of(*batch),
         options={"codecs": list(codecs_for(subject, one_winner=one_winner)), "head": "off"},
+        depth_buckets=setting.shape["num_hidden_layers"],
         perturbed_batches=setting.perturbed_batches,
     )
     profile.save(path)
