@@ -35,7 +35,7 @@ from hilore_planner.plan import PlacementPlan
 from hilore_planner.solvers.problem import compress_action
 
 CODECS = ("bf16", "int8", "fp8_e4m3", "int6", "int4")
-_TIERS = 3
+_TIERS = 4
 """Into how many the sequences are cut."""
 _LARGEST = 0.9
 """Budget under which every codec is offered."""
