@@ -80,10 +80,11 @@ def test_chains_change_no_gradient(stack: Traced, data: st.DataObject) -> None:
     values = fused.forward(stack.primals)
     again, found = fused.reference(values), dict(fused.gradients(values, changes))
     assert again.keys() == exact.keys()
-    assert found.keys() == expected.keys()
-    for one, other in ((exact, again), (expected, found)):
-        for index, gradient in one.items():  # sums over other layouts are in another order
-            torch.testing.assert_close(other[index], gradient, rtol=1e-5, atol=1e-7)
+    # Of a chain all outputs are made again where one is altered.
+    assert found.keys() >= expected.keys()
+    for one, other in ((exact, again), (exact | expected, found)):
+        for index, gradient in other.items():  # sums over other layouts are in another order
+            torch.testing.assert_close(gradient, one[index], rtol=1e-5, atol=1e-7)
 
 
 def test_equal_layers_share_programs(stack: Traced) -> None:
