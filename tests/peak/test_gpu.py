@@ -18,6 +18,8 @@ pytestmark = [
 
 def test_the_peak_is_predicted_within_three_parts_in_a_thousand_and_never_below() -> None:
     device = torch.device("cuda")
+    # Of blocks that other tests left in the cache a larger one may be taken whole, which counts as all of it.
+    torch.cuda.empty_cache()
     update = compiled_update(Shape(layers=2), device, torch.bfloat16)
     peak = step_peak(
         update.forward,
