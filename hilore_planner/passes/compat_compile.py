@@ -20,9 +20,9 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-WHOLE_COPIES = {"realize_opcount_threshold": 100, "comprehensive_padding": False}
+WHOLE_COPIES = {"realize_opcount_threshold": 128, "comprehensive_padding": False}
 """Inductor settings for graphs in which values are encoded or decoded. That takes more than the 30 operations after
-which Inductor would write what it has so far, a buffer as large as the value; at 100 it must, for its own recursion.
+which Inductor would write what it has so far, a buffer as large as the value; at 128 it must, for its own recursion.
 Rows of statistics that it pads would keep it from reading a group once for all its figures."""
 
 CompiledGraphObserver = Callable[[Callable[..., Any], Sequence[Any], bool], None]
