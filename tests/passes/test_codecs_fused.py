@@ -30,6 +30,8 @@ lossy = pytest.mark.parametrize(
     ids=lambda codec: codec.name,
 )
 _KERNEL = re.compile(r"^ +(cpp_fused\w*|triton_\w+\.run)\(", re.MULTILINE)
+_WORDS = re.compile(r"empty_strided_cpu\(\(([\d, ]+?),? ?\), .*torch\.(?:float|int)32\)")
+"""Sizes of buffers of 32-bit values."""
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -74,6 +76,22 @@ def test_a_copy_takes_no_kernel_of_its_own(codec: Codec, device: str) -> None:
     assert float(is_same[again.isfinite()].float().mean()) > 0.999
     wrong = (decoded - product).abs().nan_to_num(posinf=0.0)
     assert float(wrong.max()) <= 1.001 * float((again - product).abs().nan_to_num(posinf=0.0).max())
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int8[:1/4x16]+int6"])
+def test_nothing_of_a_values_size_is_written_in_between(name: str) -> None:
+    """By the codec of most steps, noise and all, and where those of others come before."""
+    codec = codec_named(name, "stochastic")
+
+    def both(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+        value = torch.nn.functional.gelu(x @ w)
+        return value.sum(), *codec.encode(value)
+
+    x, w = _value("cpu", 0).nan_to_num(), _value("cpu", 1).nan_to_num().T.contiguous()
+    (_, *parts), code = _compiled(both, x, w)
+    assert len(parts) == codec.num_parts
+    sizes = [math.prod(map(int, found.split(", "))) for found in _WORDS.findall(code)]
+    assert [size for size in sizes if size >= 64 * 64 // 2] == [64 * 64]
 
 
 @devices
