@@ -119,7 +119,7 @@ def copies_stored(nothing: PlacementPlan, codec: str) -> PlacementPlan:
 def summary(rows: Sequence[Row]) -> list[str]:
     """Time over storing everything and bytes kept, and time over the same plan with its copies stored."""
     found = {(row["setting"], row["variant"]): row for row in rows if "error" not in row}
-    codecs = {_NOTHING.format(codec): _INSTEAD.format(codec) for codec in LOSSY}
+    instead = {_NOTHING.format(codec): _INSTEAD.format(codec) for codec in LOSSY}
     lines = []
     for row in rows:
         setting, variant = row["setting"], row["variant"]
@@ -131,7 +131,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
             line = (
                 f"{setting}, {variant}: {_added(row, base)} of the update, {kept:.0%} of the bytes"
             )
-            same = found.get((setting, codecs.get(variant)))
+            same = found.get((setting, instead.get(variant)))
             lines.append(f"{line}; {_added(row, same)} over the same stored" if same else line)
     return lines
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from hilore_planner.passes import compat
 from hilore_planner.passes.chains import Chain, Chains, cut_chain, value_bytes
 from hilore_planner.passes.cutout import graph_of, module_of
-from hilore_planner.passes.ops import tensor
+from hilore_planner.passes.ops import one_tensor, tensor
 from hilore_planner.passes.units import RecoveryGraph
 
 Compile = Callable[[GraphModule, Sequence[Tensor]], Callable[[list[Tensor]], Sequence[Tensor]]]
@@ -76,7 +76,7 @@ def _is_of(chain: Chain, backward: Collection[Node]) -> bool:
 
 def _identity(chain: Chain) -> str:
     """The same for chains that one program can run."""
-    layouts = [(v.shape, v.stride(), v.dtype, v.device) for v in map(_value, chain.inputs)]
+    layouts = [(v.shape, v.stride(), v.dtype, v.device) for v in map(one_tensor, chain.inputs)]
     return f"{graph_of(chain)} {layouts}"
 
 
@@ -88,7 +88,7 @@ def _spared_bytes(chain: Chain) -> int:
 
 
 def _as_traced(value: Tensor, node: Node) -> Tensor:
-    expected = _value(node).stride()
+    expected = one_tensor(node).stride()
     strides = zip(value.shape, value.stride(), expected, strict=True)
     if all(size == 1 or stride == traced for size, stride, traced in strides):
         return value
@@ -96,11 +96,5 @@ def _as_traced(value: Tensor, node: Node) -> Tensor:
 
 
 def _blank(node: Node) -> Tensor:
-    value = _value(node)
+    value = one_tensor(node)
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-
-
-def _value(node: Node) -> Tensor:
-    value = tensor(node)
-    assert value is not None, f"{node} is not one tensor"
-    return value

@@ -150,7 +150,7 @@ class JointInterpreter:
         done_with = _done_with(order, self._reads(changed), self._made_by, fixed)
         done: set[Node] = set()
         for place, last_read in zip(order, done_with, strict=True):
-            for node, value in self._run(place, env, changed, exact):
+            for node, value in self._results(place, env, changed, exact):
                 env[node] = value
                 done.add(node)
                 if node in kept:
@@ -162,7 +162,7 @@ class JointInterpreter:
             if node not in done:
                 yield from ((index, env[node]) for index in places)
 
-    def _run(
+    def _results(
         self, node: Node, values: Values, changed: Mapping[Node, Change], exact: Values
     ) -> Iterable[tuple[Node, Any]]:
         """What is made where a node is run, of ``values``, or of what a changed unit is without its change."""

@@ -25,7 +25,7 @@ from hilore_planner.passes import codecs, compat
 from hilore_planner.passes.chains import Chain
 from hilore_planner.passes.codecs import Codec
 from hilore_planner.passes.cutout import arguments_of, is_tie, module_of
-from hilore_planner.passes.ops import op_name, tensor
+from hilore_planner.passes.ops import one_tensor, op_name, tensor
 
 aten = torch.ops.aten
 
@@ -81,7 +81,7 @@ def not_alone(node: Node) -> str:
 def node_sample(node: Node) -> Sample:
     """A kernel of its own, as Inductor calls it; see :func:`not_alone`."""
     inputs = tuple(arg for arg in node.all_input_nodes if tensor(arg) is not None)
-    chain, layouts = Chain((node,), inputs, (node,), ()), [layout_of(_value(n)) for n in inputs]
+    chain, layouts = Chain((node,), inputs, (node,), ()), [layout_of(one_tensor(n)) for n in inputs]
     shapes = [(layout.shape, layout.dtype) for layout in layouts]
     op: Any = _add if node.target is compat.added_mm() else node.target
 
@@ -122,7 +122,7 @@ def _add(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 def chain_sample(chain: Chain) -> Sample:
     """A chain, compiled as Inductor compiles it within a program."""
-    layouts = [layout_of(_value(node)) for node in chain.inputs]
+    layouts = [layout_of(one_tensor(node)) for node in chain.inputs]
     names = list(dict.fromkeys(op_name(node) for node in chain.nodes if not is_tie(node)))
     values = [value for node in chain.outputs if (value := tensor(node)) is not None]
     written = [_short(layout_of(value)) for value in values]
@@ -194,12 +194,6 @@ def _codecs_digest() -> str:
     return _digest("".join(path.read_text() for path in sorted(folder.rglob("*.py"))))
 
 
-def _value(node: Node) -> Tensor:
-    value = tensor(node)
-    assert value is not None, f"{node} is not one tensor"
-    return value
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -227,4 +221,4 @@ def _work(node: Node, place: Callable[[Node], Any]) -> Any:
     if node.target is not aten.slice.Tensor:
         return args, kwargs
     dim = args[1] if len(args) > 1 else 0
-    return (args[0], dim, compat.hint(_value(node).shape[dim]), *args[4:]), kwargs
+    return (args[0], dim, compat.hint(one_tensor(node).shape[dim]), *args[4:]), kwargs

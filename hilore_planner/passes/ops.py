@@ -99,6 +99,13 @@ def tensor(node: Node) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def one_tensor(node: Node) -> torch.Tensor:
+    """The same of a node that is known to make one."""
+    value = tensor(node)
+    assert value is not None, f"{node} is not one tensor"
+    return value
+
+
 def is_reduction(node: Node) -> bool:
     """Whether a node folds a dimension away."""
     return op_name(node).split(".")[0] in _REDUCTIONS

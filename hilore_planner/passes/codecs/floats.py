@@ -64,11 +64,13 @@ class Fp8E4M3:
     def kept_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """A byte a value and a scale a group."""
         count = math.prod(shape)
-        return count + count // largest_divisor(shape[-1], self.group) * scale_dtype(dtype).itemsize
+        size, _ = self.grid(shape[-1])
+        return count + count // size * scale_dtype(dtype).itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """X (..., F) -> codes (..., G, g) float8_e4m3fn, scales (..., G, 1)."""
-        groups = in_groups(x, largest_divisor(x.shape[-1], self.group)).to(torch.float32)
+        size, _ = self.grid(x.shape[-1])
+        groups = in_groups(x, size).to(torch.float32)
         scales = scale_of(finite_peak(turned(groups)), 1 / _LARGEST, x.dtype)
         scaled = groups * scales.reciprocal()
         if self.rounding == "stochastic":

@@ -16,6 +16,7 @@ from torch import Tensor
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs.base import (
     BELOW_BF16,
+    GROUP,
     Rounding,
     by_rows,
     finite_peak,
@@ -139,12 +140,14 @@ class Int8:
     def kept_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """A byte a value and a scale a group."""
         count = math.prod(shape)
-        return count + count // largest_divisor(shape[-1], 128) * scale_dtype(dtype).itemsize
+        size, _ = self.grid(shape[-1])
+        return count + count // size * scale_dtype(dtype).itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """X (..., F) -> digits (..., G, g) uint8, scales (..., G, 1)."""
-        groups = in_groups(x, largest_divisor(x.shape[-1], 128)).to(torch.float32)
-        digits, scales = quantise(groups, 127, x.dtype, self.rounding)
+        size, largest = self.grid(x.shape[-1])
+        groups = in_groups(x, size).to(torch.float32)
+        digits, scales = quantise(groups, largest, x.dtype, self.rounding)
         return by_rows(digits.to(torch.uint8), x), by_rows(scales, x)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
@@ -155,7 +158,7 @@ class Int8:
 
     def grid(self, features: int) -> tuple[int, int]:
         """How many values of a row share a scale, and the largest whole number of steps."""
-        return largest_divisor(features, 128), 127
+        return largest_divisor(features, GROUP), 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +205,15 @@ class PackedInt:
 
     def kept_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Whole words and a scale for each group."""
-        size = math.gcd(shape[-1], 32)
+        size, _ = self.grid(shape[-1])
         words = sum(words_of(size, bits) for bits in self._planes)
         return math.prod(shape) // size * (4 * words + scale_dtype(dtype).itemsize)
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """X (..., F) -> words (..., G, W) int32 of each plane, scales (..., G, 1)."""
-        groups = in_groups(x, math.gcd(x.shape[-1], 32)).to(torch.float32)
-        digits, scales = quantise(groups, self._largest, x.dtype, self.rounding)
+        size, largest = self.grid(x.shape[-1])
+        groups = in_groups(x, size).to(torch.float32)
+        digits, scales = quantise(groups, largest, x.dtype, self.rounding)
         planes, below = [], 0
         for bits in self._planes:
             planes.append(pack(_field(digits, below, bits), bits))
