@@ -26,6 +26,7 @@ from hilore_planner.passes.head import (
 )
 from hilore_planner.passes.lead import lead_rebuilt
 from hilore_planner.passes.order import keep_order, sink_free
+from hilore_planner.passes.powers import write_powers
 from hilore_planner.passes.rewrite import Rewriter
 from hilore_planner.passes.tables import write_tables
 from hilore_planner.planning import PlannedRegion
@@ -127,6 +128,7 @@ class HilorePartitioner(compat.CustomPartitionerFn):
         crowded = crowded_nodes(self.planned)
         for graph in self.graphs:
             write_tables(graph)
+            write_powers(graph)
             keep_order(graph, crowded)
         keep_apart(self.graphs[1])
         self.planned = self.planned.timed(*self.graphs)

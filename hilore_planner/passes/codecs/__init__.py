@@ -4,6 +4,7 @@ from hilore_planner.passes.codecs.base import Codec, Rounding, is_wide_float
 from hilore_planner.passes.codecs.choice import codec_for, offered_codec, rounding_for
 from hilore_planner.passes.codecs.registry import codec_named
 from hilore_planner.passes.codecs.tiered import Tiered
+from hilore_planner.passes.compat_kernels import tile_groups
 
 __all__ = [
     "Codec",
@@ -15,3 +16,5 @@ __all__ = [
     "offered_codec",
     "rounding_for",
 ]
+
+tile_groups()

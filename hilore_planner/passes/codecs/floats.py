@@ -13,7 +13,6 @@ from hilore_planner.passes import compat
 from hilore_planner.passes.codecs.base import (
     GROUP,
     Rounding,
-    bits_of,
     by_rows,
     finite_peak,
     in_groups,
@@ -26,7 +25,7 @@ from hilore_planner.passes.codecs.base import (
 )
 from hilore_planner.passes.codecs.rounding import NOISE_BITS, dither, starts_of
 
-_LARGEST, _INFINITY, _SMALLEST_NORMAL = 384.0, 448.0, 2.0**-6
+_LARGEST, _INFINITY = 384.0, 448.0
 """The largest of e4m3 stands for infinity, of which it has none; finite values end before."""
 WHOLE_ROW = 1 << 31
 """Of a group's size: more than any row has."""
@@ -74,8 +73,7 @@ class Fp8E4M3:
         scales = scale_of(finite_peak(turned(groups)), 1 / _LARGEST, x.dtype)
         scaled = groups * scales.reciprocal()
         if self.rounding == "stochastic":
-            rounded = _up_or_down(scaled.abs(), starts_of(scales))
-            scaled = torch.where(scaled.abs() < _INFINITY, rounded.copysign(scaled), scaled)
+            scaled = _up_or_down(scaled, starts_of(scales))
         return by_rows(_TO_E4M3(scaled), x), by_rows(scales.to(scale_dtype(x.dtype)), x)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
@@ -124,14 +122,12 @@ class Bf16:
 
 
 def _up_or_down(scaled: Tensor, starts: Tensor) -> Tensor:
-    """Round to a neighbouring value of e4m3 at random, up to 384; float32, not negative.
+    """Round float32 to a neighbouring value of e4m3 at random, up to 384 and if it is finite.
 
-    Noise below the last bit of e4m3 carries into it or not. Below the smallest normal, where steps no longer shrink, it
-    does so above it: as many steps higher.
+    Noise below the last bit of e4m3 carries into it or not. Below the smallest normal, 4e-5 of a group's largest, the
+    cast has steps left to round, and does it to the nearest.
     """
-    is_small = scaled < _SMALLEST_NORMAL
-    raised = torch.where(is_small, scaled + _SMALLEST_NORMAL, scaled).view(torch.int32)
     noise = dither(starts, scaled.shape[1:]).bitwise_left_shift(_BELOW_BITS - NOISE_BITS)
-    cut = (raised + noise).clamp_max(bits_of(_LARGEST)) & ~((1 << _BELOW_BITS) - 1)
-    cut = cut.view(torch.float32)
-    return torch.where(is_small, cut - _SMALLEST_NORMAL, cut)
+    noise = torch.where(scaled.abs() < _LARGEST, noise, 0)
+    cut = (scaled.view(torch.int32) + noise) & ~((1 << _BELOW_BITS) - 1)
+    return cut.view(torch.float32)
