@@ -29,9 +29,12 @@ from hilore_planner.passes.compat_casts import to_bits, to_e4m3
 from hilore_planner.passes.compat_compile import (
     WHOLE_COPIES,
     compile_alone,
+    compile_graph,
     observe_compiled_graphs,
+    rounds_like_eager,
     start_compilers,
 )
+from hilore_planner.passes.compat_kernels import tile_groups
 from hilore_planner.passes.compat_ops import (
     add_product,
     added_mm,
@@ -49,6 +52,7 @@ __all__ = [
     "added_mm",
     "compile_alone",
     "compile_fx",
+    "compile_graph",
     "cse",
     "default_partition",
     "extract_forward_backward",
@@ -60,9 +64,11 @@ __all__ = [
     "is_written_out",
     "must_save",
     "observe_compiled_graphs",
+    "rounds_like_eager",
     "start_compilers",
     "storage_key",
     "tag_forced_saves",
+    "tile_groups",
     "to_bits",
     "to_e4m3",
     "used_by",
@@ -235,14 +241,6 @@ def mode_options(mode: str) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
     return dict(list_mode_options(mode))
-
-
-def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Any:
-    """Compile a Dynamo graph with Inductor, its backward too, so that errors surface here."""
-    import torch._functorch.config as functorch_config
-
-    with functorch_config.patch(force_non_lazy_backward_lowering=True):
-        return compile_fx(gm, inputs, config_patches=patches)
 
 
 def without_modes() -> contextlib.AbstractContextManager[Any]:

@@ -13,7 +13,7 @@ import torch
 from torch._guards import tracing
 from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
@@ -30,6 +30,14 @@ CompiledGraphObserver = Callable[[Callable[..., Any], Sequence[Any], bool], None
 
 _compiled_graph_observers: list[CompiledGraphObserver] = []
 _observers_lock = threading.Lock()
+
+
+def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Any:
+    """Compile a Dynamo graph with Inductor, its backward too, so that errors surface here."""
+    import torch._functorch.config as functorch_config
+
+    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+        return compile_fx(gm, inputs, config_patches=patches)
 
 
 @contextlib.contextmanager
@@ -125,3 +133,8 @@ def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Alone:
 def start_compilers() -> None:
     """Start the processes that compile kernels and wait until they are there, where there are any."""
     AsyncCompile.wait_pool_ready()
+
+
+def rounds_like_eager() -> bool:
+    """Whether Inductor is asked to round where eager execution does: ``emulate_precision_casts``."""
+    return bool(config.emulate_precision_casts)

@@ -25,8 +25,8 @@ _kernel_kwargs = InductorChoices.triton_kernel_kwargs
 def tile_groups() -> None:
     """Have kernels that encode read each group once, and those of groups of 128 in blocks that suit them.
 
-    Inductor loops over a group where rows are longer, and offers its kernels 4, 16 or 64 groups for two warps: a thread
-    then has the 16 codes that it can write at once, but reads float32, as tables of cosines are, with strides.
+    Inductor loops over a group where rows are longer, and tries blocks of 1, 8 and 32 groups for two warps. Of 8, a
+    thread has the 16 codes that it can write at once, but reads float32, as tables of cosines are, with strides.
     Only graphs compiled with :data:`WHOLE_COPIES` are concerned, and NVIDIA devices; an update compiled with
     ``max_autotune`` finds its own blocks.
     """

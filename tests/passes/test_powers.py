@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
@@ -62,6 +63,13 @@ def test_other_exponentials_stay(function: object, dtype: torch.dtype, device: s
     gm = _traced(function, dtype, device)
     assert write_powers(gm) == 0
     assert aten.exp.default in _targets(gm)
+
+
+def test_nothing_changes_where_rounding_is_to_be_as_in_eager() -> None:
+    gm = _traced(_silu, torch.bfloat16, "cuda")
+    with torch._inductor.config.patch(emulate_precision_casts=True):
+        assert write_powers(gm) == 0
+    assert write_powers(gm) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

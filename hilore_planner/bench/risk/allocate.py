@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hilore_planner.plan import PlacementPlan
+from hilore_planner.plan import Figures, PlacementPlan
 from hilore_planner.solvers import refigured, replay
 from hilore_planner.solvers.problem import compress_action
 
@@ -82,7 +82,8 @@ def with_placement(plan: PlacementPlan, placement: Mapping[str, str]) -> Placeme
         bound_ns=0,
         gap=1.0,
     )
-    return replace(plan, problem=problem, solution=refigured(solution, found))
+    # Those of the other placement's compiled graphs say nothing of this one's.
+    return replace(plan, problem=problem, solution=refigured(solution, found), predicted=Figures())
 
 
 def _slope(options: Sequence[Form], index: int) -> float:

@@ -1,10 +1,10 @@
 """Codecs: how a smaller copy of an activation is made and read back."""
 
+from hilore_planner.passes import compat
 from hilore_planner.passes.codecs.base import Codec, Rounding, is_wide_float
 from hilore_planner.passes.codecs.choice import codec_for, offered_codec, rounding_for
 from hilore_planner.passes.codecs.registry import codec_named
 from hilore_planner.passes.codecs.tiered import Tiered
-from hilore_planner.passes.compat_kernels import tile_groups
 
 __all__ = [
     "Codec",
@@ -17,4 +17,4 @@ __all__ = [
     "rounding_for",
 ]
 
-tile_groups()
+compat.tile_groups()
