@@ -73,6 +73,8 @@ def _problem_complaints(problem: PlacementProblem) -> Iterator[str]:
         yield f"memory_cap_bytes is {problem.memory_cap_bytes}; accepted: above 0"
     if not 0 <= problem.gradient_error < math.inf:
         yield f"gradient_error is {problem.gradient_error}; accepted: 0 or above"
+    if len(set(problem.ladder)) < len(problem.ladder):
+        yield f"ladder is {list(problem.ladder)}; accepted: no codec twice"
     for index, position in enumerate(problem.positions):
         if position.fixed_bytes < 0:
             yield (
@@ -88,12 +90,27 @@ def _unit_complaints(unit: Unit, problem: PlacementProblem, before: set[str]) ->
     yield from _position_complaints(unit, problem)
     yield from _negative(unit, "kept_bytes", "rebuilt_bytes", "recompute_ns", "keep_ns")
     yield from _negative(unit, "inexact_risk")
+    yield from _ladder_complaints(unit, problem)
     codecs = [form.codec for form in unit.codecs]
     if len(set(codecs)) < len(codecs):
         yield f"a codec is offered twice: {', '.join(codecs)}"
     for form in unit.codecs:
         for complaint in _negative(form, "kept_bytes", "encode_ns", "decode_ns", "risk"):
             yield f"codec {form.codec!r}: {complaint}"
+
+
+def _ladder_complaints(unit: Unit, problem: PlacementProblem) -> Iterator[str]:
+    charges = (*unit.finer_inexact_risks, unit.inexact_risk)
+    if len(charges) != max(len(problem.ladder), 1):
+        yield (
+            f"finer_inexact_risks has {len(charges) - 1} entries; accepted: one for each codec of the ladder but the "
+            f"last, {max(len(problem.ladder) - 1, 0)}"
+        )
+    if charges[0] < 0 or list(charges) != sorted(charges):
+        yield f"finer_inexact_risks and inexact_risk are {list(charges)}; accepted: 0 or above, ascending"
+    for form in unit.codecs:
+        if problem.ladder and form.risk > 0 and form.codec not in problem.ladder:
+            yield f"codec {form.codec!r} loses something; accepted: such as are in the ladder"
 
 
 def _position_complaints(unit: Unit, problem: PlacementProblem) -> Iterator[str]:

@@ -39,6 +39,7 @@ def toy_problem(layers: int = 4, memory_cap_bytes: int = 1024 * MIB) -> Placemen
         first_backward=forward + 1,
         memory_cap_bytes=memory_cap_bytes,
         gradient_error=0.02,
+        ladder=("int8", "fp8_e4m3"),
     )
 
 
@@ -65,6 +66,7 @@ def _unit(layer: int, index: int, forward: int) -> Unit:
         if wide
         else (),
         inexact_risk=1e-7,
+        finer_inexact_risks=(5e-8,),
         kind=role,
         layer=layer,
     )
@@ -81,6 +83,7 @@ def _logits(forward: int) -> Unit:
         made_at=forward,
         released_at=forward,
         read_at=(forward + 1,),
+        finer_inexact_risks=(0.0,),
     )
 
 

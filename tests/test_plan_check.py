@@ -47,6 +47,8 @@ def _refusal(plan: PlacementPlan, tmp_path: Path) -> str:
         ({"kept_bytes": -1}, "kept_bytes is -1; accepted: 0 or above"),
         ({"recompute_ns": -5}, "recompute_ns is -5; accepted: 0 or above"),
         ({"inexact_risk": float("nan")}, "inexact_risk is nan; accepted: 0 or above"),
+        ({"finer_inexact_risks": ()}, "finer_inexact_risks has 0 entries; accepted: one for each"),
+        ({"finer_inexact_risks": (1.0,)}, "are [1.0, 1e-07]; accepted: 0 or above, ascending"),
     ],
 )
 def test_a_wrong_unit_is_named(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -61,6 +63,8 @@ def test_codecs_are_checked(tmp_path: Path) -> None:
     assert "a codec is offered twice: int8, int8" in _refusal(twice, tmp_path)
     risky = _with_unit(toy_plan(), 3, codecs=(replace(unit.codecs[0], risk=float("inf")),))
     assert "codec 'int8': risk is inf; accepted: 0 or above" in _refusal(risky, tmp_path)
+    strange = _with_unit(toy_plan(), 3, codecs=(replace(unit.codecs[0], codec="int3"),))
+    assert "codec 'int3' loses something; accepted: such as are in" in _refusal(strange, tmp_path)
 
 
 def test_a_wrong_problem_is_refused(tmp_path: Path) -> None:
@@ -69,6 +73,7 @@ def test_a_wrong_problem_is_refused(tmp_path: Path) -> None:
         ({"first_backward": 43}, "first_backward is 43; accepted: 0 to 42"),
         ({"memory_cap_bytes": 0}, "memory_cap_bytes is 0; accepted: above 0"),
         ({"gradient_error": -1.0}, "gradient_error is -1.0; accepted: 0 or above"),
+        ({"ladder": ("int8", "int8")}, "ladder is ['int8', 'int8']; accepted: no codec twice"),
     ):
         wrong = replace(plan, problem=replace(plan.problem, **changes))
         assert says in _refusal(wrong, tmp_path)

@@ -75,8 +75,14 @@ def plans(draw: st.DrawFn) -> PlacementPlan:
         draw(units(name, names[:index], first_backward)) for index, name in enumerate(names)
     )
     positions = tuple(Position(draw(TEXT), draw(COUNT)) for _ in range(2 * first_backward))
+    lossy = {form.codec for unit in drawn for form in unit.codecs if form.risk > 0}
+    ladder = tuple(draw(st.permutations(sorted(lossy)))) if draw(st.booleans()) else ()
+    drawn = tuple(
+        replace(unit, finer_inexact_risks=(unit.inexact_risk / 2,) * (len(ladder) - 1))
+        for unit in drawn
+    )
     # More than any drawn placement takes: at most eight risks of at most 1e6 each.
-    problem = PlacementProblem(drawn, positions, first_backward, 2**60, gradient_error=3000.0)
+    problem = PlacementProblem(drawn, positions, first_backward, 2**60, 3000.0, ladder)
     placement = {
         unit.name: draw(
             st.sampled_from(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from hilore_planner.passes import compat
 from hilore_planner.passes.codecs import is_wide_float, offered_codec
@@ -12,6 +14,9 @@ from hilore_planner.passes.overwrite import fixed_bytes
 from hilore_planner.passes.risk import FIRST_ORDER, RiskModel
 from hilore_planner.passes.units import RecoveryGraph, RecoveryUnit
 from hilore_planner.solvers.problem import CompressedForm, PlacementProblem, Position, Unit
+
+_COARSER = 4.0
+"""Times the risk, twice the error: from here on a codec is on a rung of its own."""
 
 
 def build_problem(
@@ -35,25 +40,54 @@ def build_problem(
         for name, unit in graph.units.items()
     }
     useful = _useful(forms.values(), codecs, gradient_error)
+    ladder = _ladder(forms.values(), useful)
     units = tuple(
-        _unit(graph, costs, risks, unit, forms[name], useful) for name, unit in graph.units.items()
+        _unit(
+            graph,
+            costs,
+            risks,
+            unit,
+            [form for form in forms[name] if form.codec in useful],
+            ladder,
+        )
+        for name, unit in graph.units.items()
     )
     return PlacementProblem(
-        units, positions, schedule.first_backward, memory_cap_bytes, gradient_error
+        units,
+        positions,
+        schedule.first_backward,
+        memory_cap_bytes,
+        gradient_error,
+        ladder=tuple(chain.from_iterable(ladder)),
     )
 
 
 def _useful(
     forms: Iterable[Sequence[CompressedForm]], codecs: Sequence[str], gradient_error: float
 ) -> tuple[str, ...]:
-    """Codecs that some unit can afford.
-
-    What is recomputed from a copy is charged for the worst of them, so that one too coarse for any unit would only
-    make recomputation dear. Without a budget, which codecs are of use is left open.
-    """
+    """Codecs that some unit can afford; without a budget, which codecs are of use is left open."""
     budget = gradient_error**2 or float("inf")
     affordable = {form.codec for unit in forms for form in unit if form.risk <= budget}
     return tuple(codec for codec in codecs if codec in affordable)
+
+
+def _ladder(forms: Iterable[Sequence[CompressedForm]], codecs: Sequence[str]) -> list[list[str]]:
+    """Those that lose something, finest first, by what they risk in the middle of the units that they are offered to.
+
+    Codecs that are about as coarse share a rung: each rung is a program to solve.
+    """
+    risks: dict[str, list[float]] = {codec: [] for codec in codecs}
+    for form in (form for unit in forms for form in unit):
+        if form.codec in risks and form.risk > 0:
+            risks[form.codec].append(form.risk)
+    middle = {codec: statistics.median(found) for codec, found in risks.items() if found}
+    rungs: list[list[str]] = []
+    for codec in sorted(middle, key=lambda codec: middle[codec]):
+        if rungs and middle[codec] < _COARSER * middle[rungs[-1][0]]:
+            rungs[-1].append(codec)
+        else:
+            rungs.append([codec])
+    return rungs
 
 
 def _unit(
@@ -62,8 +96,13 @@ def _unit(
     risks: RiskModel,
     unit: RecoveryUnit,
     forms: Sequence[CompressedForm],
-    codecs: Sequence[str],
+    ladder: Sequence[Sequence[str]],
 ) -> Unit:
+    charges: list[float] = []
+    codecs: list[str] = []
+    for rung in ladder:
+        codecs += rung
+        charges += [risks.inexact_risk(unit, codecs)] * len(rung)
     return Unit(
         name=unit.name,
         kept_bytes=unit.kept_bytes,
@@ -76,8 +115,9 @@ def _unit(
         read_at=unit.read_at,
         can_store=unit.can_store,
         can_recompute=unit.can_recompute,
-        codecs=tuple(form for form in forms if form.codec in codecs),
-        inexact_risk=risks.inexact_risk(unit, codecs),
+        codecs=tuple(forms),
+        inexact_risk=charges[-1] if charges else 0.0,
+        finer_inexact_risks=tuple(charges[:-1]),
         kind=unit.origin.kind,
         layer=unit.origin.layer,
     )

@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from typing import get_args
 
 from hilore_planner.errors import OptionError
-from hilore_planner.solvers.candidate import candidate
-from hilore_planner.solvers.cap import solve_cap
+from hilore_planner.solvers.ladder import Ladder
 from hilore_planner.solvers.pipeline import Engine
 from hilore_planner.solvers.problem import PlacementProblem, Solution
 from hilore_planner.solvers.search import Limits
-from hilore_planner.solvers.structure import analyse
 
 
 def solve(
@@ -51,10 +49,8 @@ def solve(
         PlacementError: for a warm start that does not fit the problem.
     """
     check_engine(engine)
-    structure = analyse(problem)
     limits = Limits(relative_gap, time.monotonic() + time_limit_seconds)
-    start = None if warm_start is None else candidate(structure, warm_start)
-    return solve_cap(structure, engine, problem.memory_cap_bytes, limits, start).solution
+    return Ladder(problem, warm_start).solve(engine, problem.memory_cap_bytes, limits)
 
 
 def check_engine(engine: str) -> None:

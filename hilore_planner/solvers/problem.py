@@ -85,6 +85,9 @@ class Unit:
     codecs: tuple[CompressedForm, ...] = ()
     inexact_risk: float = 0.0
     """Added once if the unit is recomputed from something inexact."""
+    finer_inexact_risks: tuple[float, ...] = ()
+    """The same where a placement's coarsest codec is the first of the problem's ladder, the second, and so on to the
+    last but one, ascending; empty where no ladder is."""
     kind: str = ""
     """Equal for units that are the same but for the layer they are in."""
     layer: int | None = None
@@ -109,6 +112,9 @@ class PlacementProblem:
     memory_cap_bytes: Bytes
     gradient_error: float = 0.0
     """The budget epsilon: added risk must not exceed its square."""
+    ladder: tuple[str, ...] = ()
+    """Codecs that lose something, finest first. What is recomputed from copies is charged for the coarsest of them that
+    the placement uses; without a ladder for all there are."""
 
 
 @dataclass(frozen=True, slots=True)

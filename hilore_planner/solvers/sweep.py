@@ -6,13 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hilore_planner.solvers.candidate import Candidate, candidate
-from hilore_planner.solvers.cap import solve_cap
+from hilore_planner.solvers.ladder import Ladder
 from hilore_planner.solvers.milp import check_engine
 from hilore_planner.solvers.pipeline import Engine
 from hilore_planner.solvers.problem import Bytes, PlacementProblem, Solution
-from hilore_planner.solvers.search import Found, Limits, closed
-from hilore_planner.solvers.structure import analyse
+from hilore_planner.solvers.search import Limits, closed
 
 
 def sweep(
@@ -45,23 +43,13 @@ def sweep(
         PlacementError: for a warm start that does not fit the problem.
     """
     check_engine(engine)
-    structure = analyse(problem)
-    known = [] if warm_start is None else [candidate(structure, warm_start)]
-    floor: Found | None = None
+    ladder = Ladder(problem, warm_start)
     solutions: dict[Bytes, Solution] = {}
     for cap_bytes in sorted(set(caps)):
         limits = Limits(relative_gap, time.monotonic() + time_limit_seconds)
-        start = _fastest([each for each in known if each.fits(structure, cap_bytes)])
-        answer = solve_cap(structure, engine, cap_bytes, limits, start, floor)
-        solutions[cap_bytes] = answer.solution
-        floor = answer.floor
-        known += [answer.best] if answer.best is not None else []
+        solutions[cap_bytes] = ladder.solve(engine, cap_bytes, limits)
     _carry_bounds(solutions, relative_gap)
     return tuple(solutions[cap_bytes] for cap_bytes in caps)
-
-
-def _fastest(candidates: Sequence[Candidate]) -> Candidate | None:
-    return min(candidates, key=lambda each: each.replay.time_ns, default=None)
 
 
 def _carry_bounds(solutions: dict[Bytes, Solution], relative_gap: float) -> None:

@@ -229,6 +229,10 @@ def _risk(
     """Sum of the forms' risks, and of what recomputing from something inexact adds."""
     risk = 0.0
     inexact: set[str] = set()
+    used = [form.codec for form in forms.values() if form is not None and form.risk > 0]
+    rung = max(
+        (problem.ladder.index(codec) for codec in used if codec in problem.ladder), default=-1
+    )
     for unit in problem.units:
         form = forms.get(unit.name)
         if form is not None and form.risk > 0:
@@ -236,7 +240,7 @@ def _risk(
             risk += form.risk
         elif placement.get(unit.name) == "recompute" and not inexact.isdisjoint(unit.parents):
             inexact.add(unit.name)
-            risk += unit.inexact_risk
+            risk += (*unit.finer_inexact_risks, unit.inexact_risk)[rung]
     return risk
 
 

@@ -14,6 +14,7 @@ from hilore_planner.passes.devices import PROFILES, DeviceProfile, profile_named
 from hilore_planner.passes.problem import build_problem
 from hilore_planner.passes.schedule import build_schedule
 from hilore_planner.passes.units import RecoveryGraph, build_units
+from hilore_planner.solvers.ladder import rungs
 from hilore_planner.solvers.problem import Unit
 from tests.passes.programs import HandMade
 
@@ -117,6 +118,35 @@ def test_times_and_bytes_of_smaller_copies() -> None:
         assert int8.decode_ns == decode_ns
         assert int8.risk == codec_named("int8", rounding).relative_error ** 2
     assert units["mm"].inexact_risk == max(form.risk for form in units["mm"].codecs)
+
+
+def test_recomputation_is_charged_for_the_coarsest_codec_of_a_rung() -> None:
+    """int6 and fp8_e4m3 are about as coarse, and share one."""
+    graph = _graph()
+    codecs = ["int4", "fp8_e4m3", "int6", "int8"]
+    problem = build_problem(
+        graph, ROUND, codecs=codecs, base_bytes=0, memory_cap_bytes=1, gradient_error=0.5
+    )
+    assert problem.ladder == ("int8", "int6", "fp8_e4m3", "int4")
+    unit = next(unit for unit in problem.units if unit.name == "mm")
+    risks = {form.codec: form.risk for form in unit.codecs}
+    shared = max(risks["int6"], risks["fp8_e4m3"])
+    assert unit.finer_inexact_risks == (risks["int8"], shared, shared)
+    assert unit.inexact_risk == risks["int4"]
+    assert len(rungs(problem)) == 3
+
+
+def test_codecs_that_no_unit_can_afford_are_not_on_the_ladder() -> None:
+    problem = build_problem(
+        _graph(),
+        ROUND,
+        codecs=["int8", "int4"],
+        base_bytes=0,
+        memory_cap_bytes=1,
+        gradient_error=0.05,
+    )
+    assert problem.ladder == ("int8",)
+    assert all(unit.finer_inexact_risks == () for unit in problem.units)
 
 
 def test_the_program_takes_the_sum_of_its_steps() -> None:

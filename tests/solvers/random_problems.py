@@ -6,6 +6,7 @@ import random
 from math import prod
 
 from hilore_planner.solvers import CompressedForm, PlacementProblem, Position, Unit
+from tests.solvers.strategies import LADDERS, on_ladder
 
 _MOST_PLACEMENTS = 1500
 """Problems with more are drawn again: each of them is replayed."""
@@ -128,11 +129,14 @@ def _problem(
     rng: random.Random, units: list[Unit], forward: int, backward: int
 ) -> PlacementProblem:
     total = sum(unit.kept_bytes for unit in units)
+    ladder = rng.choice(LADDERS)
+    steep = {unit.kind: rng.random() < 0.5 for unit in units}
     return PlacementProblem(
-        units=tuple(units),
+        units=tuple(on_ladder(unit, ladder, steep[unit.kind]) for unit in units),
         positions=tuple(Position(f"p{k}", rng.randint(0, 6)) for k in range(forward + backward)),
         first_backward=forward,
         memory_cap_bytes=rng.randint(total // 4, total + 2),
         # Budgets between the quarters that risks add up to.
         gradient_error=rng.choice([0.0, 0.6, 0.8, 1.1]),
+        ladder=ladder,
     )

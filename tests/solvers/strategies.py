@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from hilore_planner.solvers import CompressedForm, PlacementProblem, Position, Unit
 
 _SIZE = st.integers(0, 12)
 _TIME = st.integers(0, 9)
+LADDERS: list[tuple[str, ...]] = [(), ("int8", "int4"), ("int4", "int8")]
+
+
+def on_ladder(unit: Unit, ladder: tuple[str, ...], is_steep: bool) -> Unit:
+    """The unit with a charge for each codec of the ladder; ``is_steep``: half a risk for the finer."""
+    share = 0.5 if is_steep else 1.0
+    return replace(unit, finer_inexact_risks=(share * unit.inexact_risk,) * (len(ladder) - 1))
 
 
 @st.composite
@@ -66,8 +75,9 @@ def problems(draw: st.DrawFn, *, most_units: int = 7) -> PlacementProblem:
     forward, backward = draw(st.integers(0, 3)), draw(st.integers(1, 6))
     drawn = tuple(draw(units(i, forward, backward, with_forms)) for i in range(count))
     total = sum(unit.kept_bytes for unit in drawn)
+    ladder = draw(st.sampled_from(LADDERS)) if with_forms else ()
     return PlacementProblem(
-        units=drawn,
+        units=tuple(on_ladder(unit, ladder, draw(st.booleans())) for unit in drawn),
         positions=tuple(
             Position(label=f"p{k}", fixed_bytes=draw(st.integers(0, 6)))
             for k in range(forward + backward)
@@ -76,6 +86,7 @@ def problems(draw: st.DrawFn, *, most_units: int = 7) -> PlacementProblem:
         memory_cap_bytes=draw(st.integers(total // 4, total + 2)),
         # Budgets between the quarters that risks add up to.
         gradient_error=draw(st.sampled_from([0.0, 0.6, 0.8, 1.1])) if with_forms else 0.0,
+        ladder=ladder,
     )
 
 

@@ -1,0 +1,170 @@
+"""What is recomputed from copies is charged for the coarsest codec of the placement: a problem for each that may be.
+
+Each is a program of its own, in which coarser codecs are missing and the charge is fixed. None is better for all caps:
+with coarse codecs little can be made again, with fine ones copies save less.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hilore_planner.solvers.answers import placed
+from hilore_planner.solvers.candidate import Candidate, candidate
+from hilore_planner.solvers.cap import solve_cap
+from hilore_planner.solvers.pipeline import Engine
+from hilore_planner.solvers.problem import Bytes, PlacementProblem, Solution, Unit, kept_codec
+from hilore_planner.solvers.search import Found, Limits
+from hilore_planner.solvers.structure import Structure, analyse
+from hilore_planner.solvers.verify import refigured, replay
+
+_FIRST = 0.15
+"""Share of the time left that each program may take at first: most are solved by then."""
+_MOST = 0.6
+"""Share that each of the others may take then, but for the last."""
+
+
+@dataclass(slots=True)
+class Rung:
+    """The problem with the codecs up to one of the ladder, and what is known of it."""
+
+    structure: Structure
+    known: list[Candidate] = field(default_factory=list)
+    floor: Found | None = None
+
+    def solve(self, engine: Engine, cap_bytes: Bytes, limits: Limits) -> Solution:
+        """Solve for a cap, from the fastest placement known that fits it."""
+        start = self.fastest(cap_bytes)
+        answer = solve_cap(self.structure, engine, cap_bytes, limits, start, self.floor)
+        self.floor = answer.floor
+        self.known += [answer.best] if answer.best is not None else []
+        return answer.solution
+
+    def fastest(self, cap_bytes: Bytes) -> Candidate | None:
+        """Of the placements known, under a cap."""
+        fitting = (each for each in self.known if each.fits(self.structure, cap_bytes))
+        return min(fitting, key=_time_ns, default=None)
+
+    def start_from(self, placement: Mapping[str, str]) -> None:
+        """Know a placement, unless a codec of it is missing here."""
+        codecs = {form.codec for unit in self.structure.problem.units for form in unit.codecs}
+        if all(codec is None or codec in codecs for codec in map(kept_codec, placement.values())):
+            self.known.append(candidate(self.structure, placement))
+
+
+class Ladder:
+    """A problem, solved for one cap after another.
+
+    Raises:
+        PlacementError: for a warm start that does not fit the problem.
+    """
+
+    def __init__(self, problem: PlacementProblem, warm_start: Mapping[str, str] | None) -> None:
+        self._problem = problem
+        self._rungs = [Rung(analyse(each)) for each in rungs(problem)]
+        if warm_start is not None:
+            replay(problem, warm_start)
+            for rung in self._rungs:
+                rung.start_from(warm_start)
+
+    def solve(self, engine: Engine, cap_bytes: Bytes, limits: Limits) -> Solution:
+        """The fastest placement of any rung; of none, the smallest cap that one was found for."""
+        if len(self._rungs) == 1:
+            return self._rungs[0].solve(engine, cap_bytes, limits)
+        started = time.monotonic()
+        bounds = self._bounds(engine, cap_bytes, limits)
+        best = self._fastest(cap_bytes)
+        if best is None:
+            solutions = [rung.solve(engine, cap_bytes, limits) for rung in self._rungs]
+            best = self._fastest(cap_bytes)
+            if best is None:
+                found = _none_placed(solutions)
+                return replace(found, solver_seconds=time.monotonic() - started)
+        bound_ns = min(bounds.values(), default=0)
+        found = placed(engine, best, bound_ns, limits.relative_gap, started)
+        return refigured(found, replay(self._problem, found.placement))
+
+    def _bounds(self, engine: Engine, cap_bytes: Bytes, limits: Limits) -> dict[int, int]:
+        """What bounds each rung that was not ruled out, once all that may be fastest were searched."""
+        found = [rung.solve(engine, cap_bytes, limits.part(_FIRST)) for rung in self._rungs]
+        bounds = {
+            place: each.bound_ns for place, each in enumerate(found) if each.status != "infeasible"
+        }
+        left = sorted(bounds, key=lambda place: (not found[place].is_placed, bounds[place]))
+        for count, place in enumerate(left, start=1):
+            best = self._fastest(cap_bytes)
+            is_closed = best is not None and limits.close(_time_ns(best), bounds[place])
+            if engine == "lp-repair" or found[place].status == "optimal" or is_closed:
+                continue
+            part = limits if count == len(left) else limits.part(_MOST)
+            answer = self._rungs[place].solve(engine, cap_bytes, part)
+            if answer.is_placed:
+                bounds[place] = max(bounds[place], answer.bound_ns)
+            elif answer.status == "infeasible":
+                del bounds[place]
+        return bounds
+
+    def _fastest(self, cap_bytes: Bytes) -> Candidate | None:
+        known = (rung.fastest(cap_bytes) for rung in self._rungs)
+        return min((each for each in known if each is not None), key=_time_ns, default=None)
+
+
+def rungs(problem: PlacementProblem) -> list[PlacementProblem]:
+    """The problem with the codecs up to each of its ladder, coarsest first; those that gain nothing are left out.
+
+    These are those whose coarsest codec no unit can afford, and those that charge as much as the one before.
+    """
+    budget = problem.gradient_error**2
+    found: list[PlacementProblem] = []
+    affordable = {
+        form.codec for unit in problem.units for form in unit.codecs if form.risk <= budget
+    }
+    for rung in reversed(range(len(problem.ladder))):
+        if problem.ladder[rung] in affordable:
+            each = _up_to(problem, rung)
+            if not found or _charges(each) != _charges(found[-1]):
+                found.append(each)
+    return found or [replace(problem, ladder=())]
+
+
+def _up_to(problem: PlacementProblem, rung: int) -> PlacementProblem:
+    missing = frozenset(problem.ladder[rung + 1 :])
+    return replace(
+        problem, units=tuple(_without(unit, missing, rung) for unit in problem.units), ladder=()
+    )
+
+
+def _without(unit: Unit, missing: frozenset[str], rung: int) -> Unit:
+    charges = (*unit.finer_inexact_risks, unit.inexact_risk)
+    return replace(
+        unit,
+        codecs=tuple(form for form in unit.codecs if form.codec not in missing),
+        inexact_risk=charges[rung] if unit.finer_inexact_risks else unit.inexact_risk,
+        finer_inexact_risks=(),
+    )
+
+
+def _charges(problem: PlacementProblem) -> tuple[float, ...]:
+    return tuple(unit.inexact_risk for unit in problem.units)
+
+
+def _time_ns(known: Candidate) -> int:
+    return known.replay.time_ns
+
+
+def _none_placed(found: Sequence[Solution]) -> Solution:
+    caps = [each.smallest_feasible_cap_bytes for each in found]
+    known = [cap for cap in caps if cap is not None]
+    if not known:
+        return found[0]
+    least = found[caps.index(min(known))]
+    floor = min(
+        (1 - each.gap) * cap for each, cap in zip(found, caps, strict=True) if cap is not None
+    )
+    is_proven = all(each.status == "infeasible" for each in found)
+    return replace(
+        least,
+        status="infeasible" if is_proven else "undecided",
+        gap=1 - floor / max(min(known), 1),
+    )
