@@ -154,17 +154,17 @@ def _time_ns(known: Candidate) -> int:
 
 
 def _none_placed(found: Sequence[Solution]) -> Solution:
-    caps = [each.smallest_feasible_cap_bytes for each in found]
-    known = [cap for cap in caps if cap is not None]
-    if not known:
-        return found[0]
-    least = found[caps.index(min(known))]
-    floor = min(
-        (1 - each.gap) * cap for each, cap in zip(found, caps, strict=True) if cap is not None
-    )
+    """The smallest cap that any found a placement for, and what bounds that of all."""
     is_proven = all(each.status == "infeasible" for each in found)
+    known = [each for each in found if each.smallest_feasible_cap_bytes is not None]
+    least = min(known, key=_smallest_cap_bytes, default=found[0])
+    bound_bytes = min(((1 - each.gap) * _smallest_cap_bytes(each) for each in known), default=0.0)
     return replace(
         least,
         status="infeasible" if is_proven else "undecided",
-        gap=1 - floor / max(min(known), 1),
+        gap=1 - bound_bytes / max(_smallest_cap_bytes(least), 1) if known else 0.0,
     )
+
+
+def _smallest_cap_bytes(found: Solution) -> Bytes:
+    return found.smallest_feasible_cap_bytes or 0
