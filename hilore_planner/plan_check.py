@@ -100,7 +100,7 @@ def _unit_complaints(unit: Unit, problem: PlacementProblem, before: set[str]) ->
 
 
 def _ladder_complaints(unit: Unit, problem: PlacementProblem) -> Iterator[str]:
-    charges = (*unit.finer_inexact_risks, unit.inexact_risk)
+    charges = unit.inexact_risks
     if len(charges) != max(len(problem.ladder), 1):
         yield (
             f"finer_inexact_risks has {len(charges) - 1} entries; accepted: one for each codec of the ladder but the "

@@ -27,43 +27,39 @@ def write_powers(gm: GraphModule) -> int:
     """
     if compat.rounds_like_eager():
         return 0
-    found = [node for node in gm.graph.nodes if _is_of_sigmoid(node)]
-    for node in found:
-        _write_power(gm.graph, node)
+    found = [(node, x) for node in gm.graph.nodes if (x := _of_sigmoid(node)) is not None]
+    for node, x in found:
+        _write_power(gm.graph, node, x)
     if found:
         gm.graph.eliminate_dead_code()
         gm.recompile()
     return len(found)
 
 
-def _is_of_sigmoid(node: Node) -> bool:
-    """Whether it is the exponential of a negated half-precision value, and only one is added to it."""
-    value = tensor(node)
+def _of_sigmoid(node: Node) -> Node | None:
+    """X, float32, if it is the exponential of a negated half-precision x, and only one is added to it."""
+    value, negative = tensor(node), node.args[0] if node.args else None
     if node.target is not aten.exp.default or value is None or value.device.type != "cuda":
-        return False
-    return _negated_half(node) is not None and all(map(_adds_one, node.users))
-
-
-def _negated_half(node: Node) -> Node | None:
-    """X of ``exp(-x)``, float32, if it was of half precision before."""
-    negative = node.args[0]
+        return None
     if not isinstance(negative, Node) or negative.target is not aten.neg.default:
         return None
     x = negative.args[0]
-    if not isinstance(x, Node) or x.target is not prims.convert_element_type.default:
-        return None
+    return x if isinstance(x, Node) and _was_half(x) and all(map(_adds_one, node.users)) else None
+
+
+def _was_half(x: Node) -> bool:
+    """Whether it is float32 of what was of half precision before."""
+    if x.target is not prims.convert_element_type.default or x.args[1] != torch.float32:
+        return False
     before = tensor(x.args[0]) if isinstance(x.args[0], Node) else None
-    is_half = before is not None and before.dtype in _HALF
-    return x if is_half and x.args[1] == torch.float32 else None
+    return before is not None and before.dtype in _HALF
 
 
 def _adds_one(user: Node) -> bool:
     return user.target is aten.add.Tensor and user.args[1:] == (1,) and not user.kwargs
 
 
-def _write_power(graph: torch.fx.Graph, node: Node) -> None:
-    x = _negated_half(node)
-    assert x is not None
+def _write_power(graph: torch.fx.Graph, node: Node, x: Node) -> None:
     with graph.inserting_before(node):
         exponent = graph.call_function(aten.mul.Tensor, (x, -math.log2(math.e)))
         power = graph.call_function(aten.exp2.default, (exponent,))

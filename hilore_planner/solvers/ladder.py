@@ -23,6 +23,7 @@ _FIRST = 0.15
 """Share of the time left that each program may take at first: most are solved by then."""
 _MOST = 0.6
 """Share that each of the others may take then, but for the last."""
+_OPEN = ("feasible", "undecided")
 
 
 @dataclass(slots=True)
@@ -73,37 +74,28 @@ class Ladder:
         if len(self._rungs) == 1:
             return self._rungs[0].solve(engine, cap_bytes, limits)
         started = time.monotonic()
-        bounds = self._bounds(engine, cap_bytes, limits)
+        found = self._searched(engine, cap_bytes, limits)
         best = self._fastest(cap_bytes)
         if best is None:
-            solutions = [rung.solve(engine, cap_bytes, limits) for rung in self._rungs]
-            best = self._fastest(cap_bytes)
-            if best is None:
-                found = _none_placed(solutions)
-                return replace(found, solver_seconds=time.monotonic() - started)
-        bound_ns = min(bounds.values(), default=0)
-        found = placed(engine, best, bound_ns, limits.relative_gap, started)
-        return refigured(found, replay(self._problem, found.placement))
+            return replace(_none_placed(found), solver_seconds=time.monotonic() - started)
+        bound_ns = min((e.bound_ns for e in found if e.status != "infeasible"), default=0)
+        solution = placed(engine, best, bound_ns, limits.relative_gap, started)
+        return refigured(solution, replay(self._problem, solution.placement))
 
-    def _bounds(self, engine: Engine, cap_bytes: Bytes, limits: Limits) -> dict[int, int]:
-        """What bounds each rung that was not ruled out, once all that may be fastest were searched."""
+    def _searched(self, engine: Engine, cap_bytes: Bytes, limits: Limits) -> list[Solution]:
+        """Of each rung, once all that may be fastest were given the time that they need."""
         found = [rung.solve(engine, cap_bytes, limits.part(_FIRST)) for rung in self._rungs]
-        bounds = {
-            place: each.bound_ns for place, each in enumerate(found) if each.status != "infeasible"
-        }
-        left = sorted(bounds, key=lambda place: (not found[place].is_placed, bounds[place]))
+        left = [place for place, each in enumerate(found) if each.status in _OPEN]
+        left.sort(key=lambda place: (not found[place].is_placed, found[place].bound_ns))
         for count, place in enumerate(left, start=1):
-            best = self._fastest(cap_bytes)
-            is_closed = best is not None and limits.close(_time_ns(best), bounds[place])
-            if engine == "lp-repair" or found[place].status == "optimal" or is_closed:
+            best, bound_ns = self._fastest(cap_bytes), found[place].bound_ns
+            is_closed = best is not None and limits.close(_time_ns(best), bound_ns)
+            if engine == "lp-repair" or is_closed:
                 continue
             part = limits if count == len(left) else limits.part(_MOST)
             answer = self._rungs[place].solve(engine, cap_bytes, part)
-            if answer.is_placed:
-                bounds[place] = max(bounds[place], answer.bound_ns)
-            elif answer.status == "infeasible":
-                del bounds[place]
-        return bounds
+            found[place] = replace(answer, bound_ns=max(answer.bound_ns, bound_ns))
+        return found
 
     def _fastest(self, cap_bytes: Bytes) -> Candidate | None:
         known = (rung.fastest(cap_bytes) for rung in self._rungs)
@@ -136,11 +128,10 @@ def _up_to(problem: PlacementProblem, rung: int) -> PlacementProblem:
 
 
 def _without(unit: Unit, missing: frozenset[str], rung: int) -> Unit:
-    charges = (*unit.finer_inexact_risks, unit.inexact_risk)
     return replace(
         unit,
         codecs=tuple(form for form in unit.codecs if form.codec not in missing),
-        inexact_risk=charges[rung] if unit.finer_inexact_risks else unit.inexact_risk,
+        inexact_risk=unit.inexact_risks[rung],
         finer_inexact_risks=(),
     )
 

@@ -92,6 +92,11 @@ class Unit:
     """Equal for units that are the same but for the layer they are in."""
     layer: int | None = None
 
+    @property
+    def inexact_risks(self) -> tuple[float, ...]:
+        """What is added if it is recomputed from something inexact, by the coarsest codec of the placement."""
+        return (*self.finer_inexact_risks, self.inexact_risk)
+
 
 @dataclass(frozen=True, slots=True)
 class Position:

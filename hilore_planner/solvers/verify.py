@@ -240,7 +240,7 @@ def _risk(
             risk += form.risk
         elif placement.get(unit.name) == "recompute" and not inexact.isdisjoint(unit.parents):
             inexact.add(unit.name)
-            risk += (*unit.finer_inexact_risks, unit.inexact_risk)[rung]
+            risk += unit.inexact_risks[rung]
     return risk
 
 

@@ -144,10 +144,7 @@ def _asked(
     with V.set_graph_handler(graph), inductor.patch({**compat.WHOLE_COPIES, **options}):
         sizes = [dict.fromkeys(tiling, 1)]
         found: dict[str, Any] = InductorChoices().triton_kernel_kwargs(
-            TritonKernel,
-            features,
-            sizes,
-            {},
+            TritonKernel, features, sizes, {}
         )
     return found
 
